@@ -1,0 +1,52 @@
+"""Where the second job runs, settled once the first one has its nodes.
+
+Both jobs are submitted together, so that both age in the queue and nothing has to stay alive in between:
+`pinned` makes the second depend on the first's end (`afterany`; `afterok` would pend for ever behind a
+failure) and names its nodes from inside the first job; `disjoint` holds it, excludes the first job's
+nodes, and then releases it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from detrun.launch.spec import JobSpec
+from detrun.launch.submitted import read_submitted
+
+WAIT_FOR_SUBMISSION = 20.0
+
+
+def settle_follower(spec: JobSpec, nodes: Sequence[str]) -> bool:
+    """Gives the following job its nodes; True once the scheduler has taken it."""
+    if spec.follower is None:
+        return True
+    deadline = time.monotonic() + WAIT_FOR_SUBMISSION
+    folder = Path(spec.experiment) / "jobs" / spec.follower
+    while (job := read_submitted(folder)) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return place(job.id, spec.placement, nodes)
+
+
+def place(job_id: str, placement: str, nodes: Sequence[str]) -> bool:
+    """`pinned`: the same nodes; `disjoint`: none of them, and the hold is lifted."""
+    names = ",".join(nodes)
+    if placement == "pinned":
+        return _scontrol("update", f"JobId={job_id}", f"ReqNodeList={names}")
+    if placement == "disjoint":
+        return _scontrol("update", f"JobId={job_id}", f"ExcNodeList={names}") and _scontrol("release", job_id)
+    return True
+
+
+def _scontrol(*arguments: str) -> bool:
+    # Over in a moment, and a busy controller may refuse once: the follower of the experiment tries again.
+    for _ in range(3):
+        done = subprocess.run(["scontrol", *arguments], check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            return True
+        time.sleep(1)
+    return False

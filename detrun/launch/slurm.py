@@ -1,0 +1,128 @@
+"""Slurm as a cluster: jobs go in through submitit, their state comes from squeue, and sacct fills in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime
+
+from detrun.errors import ClusterError
+from detrun.launch.cluster import JobRequest, JobStatus, SubmittedJob
+from detrun.launch.queue import SACCT_FORMAT, SQUEUE_FORMAT, parse_sacct, parse_squeue
+from detrun.launch.submit import submit
+
+COMMANDS = ("sbatch", "squeue", "scancel", "srun", "scontrol")
+PATIENCE = 20.0
+
+
+def slurm_answers() -> bool:
+    """Whether this host has Slurm's commands and a controller that answers them."""
+    if any(shutil.which(command) is None for command in COMMANDS):
+        return False
+    try:
+        return _run(["scontrol", "ping"]).returncode == 0
+    except ClusterError:
+        return False
+
+
+class SlurmCluster:
+    """Runs jobs through Slurm. A site without accounting works on markers and squeue alone."""
+
+    name = "slurm"
+
+    def __init__(self) -> None:
+        self._accounting = shutil.which("sacct") is not None
+
+    def submit(self, request: JobRequest) -> SubmittedJob:
+        return submit(request, "slurm", os.environ)
+
+    def poll(self, jobs: Sequence[SubmittedJob]) -> dict[str, JobStatus]:
+        """One squeue for all jobs, by name: a purged id would fail the whole question, a name does not.
+
+        What squeue no longer shows is asked of sacct. A scheduler or accounting that does not answer
+        leaves the job `unknown`.
+        """
+        if not jobs:
+            return {}
+        names = ",".join(job.name for job in jobs)
+        try:
+            shown = _run(["squeue", "--noheader", "--states=all", f"--name={names}", f"--format={SQUEUE_FORMAT}"])
+        except ClusterError:
+            return {job.name: JobStatus("unknown") for job in jobs}
+        if shown.returncode != 0:
+            return {job.name: JobStatus("unknown", reason=_last_line(shown.stderr)) for job in jobs}
+        queued = parse_squeue(shown.stdout)
+        gone = [job for job in jobs if job.id not in queued]
+        told = self._ask_accounting(gone) if gone else {}
+        return {job.name: queued.get(job.id) or told.get(job.id) or JobStatus("unknown") for job in jobs}
+
+    def cancel(self, jobs: Sequence[SubmittedJob]) -> None:
+        for job in jobs:
+            _run(["scancel", job.id])
+
+    def _ask_accounting(self, jobs: Sequence[SubmittedJob]) -> dict[str, JobStatus]:
+        if not self._accounting:
+            return {}
+        # Ids are used again after a controller reset: names and the time of submission make it ours.
+        since = datetime.fromtimestamp(min(job.submitted for job in jobs) - 60).strftime("%Y-%m-%dT%H:%M:%S")
+        names = ",".join(job.name for job in jobs)
+        try:
+            told = _run(["sacct", "-n", "-P", "-X", "-D", "-S", since, f"--name={names}", f"--format={SACCT_FORMAT}"])
+        except ClusterError:
+            return {}
+        if told.returncode != 0:
+            # "accounting storage is disabled" stays so; an outage of slurmdbd is asked about again.
+            self._accounting = "disabled" not in told.stderr
+            return {}
+        return parse_sacct(told.stdout)
+
+
+def partition_limit_minutes(partition: str | None) -> float | None:
+    """The time limit of a partition (the default one for None) in minutes; None if unlimited or not told.
+
+    Raises ClusterError if Slurm knows no such partition.
+    """
+    shown = _run(["sinfo", "--noheader", "--format=%R|%P|%l", *([f"--partition={partition}"] if partition else [])])
+    rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 2]
+    if partition and not rows:
+        known = _run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
+        raise ClusterError(
+            f"Slurm has no partition {partition}",
+            hint=f"partitions here: {', '.join(dict.fromkeys(known))}" if known else "see sinfo",
+        )
+    for _name, shown_name, limit in rows:
+        if partition or shown_name.endswith("*"):
+            return minutes_of(limit)
+    return None
+
+
+def minutes_of(text: str) -> float | None:
+    """Slurm's `[D-]HH:MM:SS`, `MM:SS` or minutes; None for `infinite` and what is no time."""
+    days, _, clock = text.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in parts) or (days and not days.isdigit()):
+        return None
+    numbers = [int(part) for part in parts]
+    if days:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 1:
+        hours, minutes, seconds = 0, numbers[0], 0
+    elif len(numbers) == 2:
+        hours, minutes, seconds = 0, numbers[0], numbers[1]
+    else:
+        hours, minutes, seconds = numbers[:3]
+    return (int(days) if days else 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"{argv[0]} did not answer: {error}", hint="is this a login node of the cluster?") from None
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,109 @@
+"""What a job is to run, frozen as JSON before it is submitted.
+
+The job's driver and the wrapper around the trainer read this file and nothing else: no user object
+is pickled, and the wrapper may run under another Python (in a container, say). Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SPEC_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WatchdogLimits:
+    """When an arm whose steps have stopped coming is ended.
+
+    multiple: of the arm's median step time; at_least: floor in seconds; start: seconds granted until
+    the first step, and again after the last one for the way out.
+    """
+
+    multiple: float = 30.0
+    at_least: float = 120.0
+    start: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One attempt of one arm: what every rank runs, where, and with which environment.
+
+    argv is the program as one rank runs it. env is added to the job's own environment; unset names
+    variables removed from it; prepend puts a folder before a path variable's value, whatever that is on
+    the node. srun holds further arguments of the step (container, raw options). threads: the number of
+    OpenMP threads is to be cores / ranks, counted where the job runs.
+    """
+
+    arm: str
+    attempt: int
+    argv: list[str]
+    env: dict[str, str]
+    unset: list[str]
+    workdir: str
+    launcher: str
+    nodes: int
+    ranks_per_node: int
+    steps: int
+    srun: list[str] = field(default_factory=list)
+    wrapper_python: str | None = None
+    prepend: dict[str, str] = field(default_factory=dict)
+    threads: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def tasks(self) -> int:
+        """How many wrappers run: one a rank where Slurm starts the ranks, else one a node."""
+        return self.ranks if self.launcher == "srun" else self.nodes
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job: its segments run one after the other in the same allocation.
+
+    follower is the job (if any) whose nodes are settled when this one has its own: placement `pinned`
+    gives it the same nodes, `disjoint` others.
+    """
+
+    job: str
+    experiment: str
+    cluster: str
+    placement: str
+    segments: list[Segment]
+    watchdog: WatchdogLimits
+    follower: str | None = None
+    schema_version: int = SPEC_VERSION
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.experiment) / "jobs" / self.job
+
+    def attempt_folder(self, segment: Segment) -> Path:
+        return Path(self.experiment) / "arms" / segment.arm / f"attempt-{segment.attempt}"
+
+    def segment(self, arm: str, attempt: int) -> Segment:
+        for segment in self.segments:
+            if segment.arm == arm and segment.attempt == attempt:
+                return segment
+        raise LookupError(f"{self.job}: no segment for arm {arm}, attempt {attempt}")
+
+    def write(self) -> Path:
+        """Writes jobs/<job>/spec.json and returns its path."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "spec.json"
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> JobSpec:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("schema_version") != SPEC_VERSION:
+            raise ValueError(f"{path}: schema version {data.get('schema_version')}, this detrun reads {SPEC_VERSION}")
+        data["segments"] = [Segment(**segment) for segment in data["segments"]]
+        data["watchdog"] = WatchdogLimits(**data["watchdog"])
+        return cls(**data)
