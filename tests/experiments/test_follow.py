@@ -1,0 +1,176 @@
+"""Timelines that a real scheduler cannot be made to play on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from detrun.experiments.follow import ArmView, Follower, Pace
+from detrun.launch.cluster import JobRequest, JobStatus
+from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
+from detrun.records.jobs import JobFile, TaskMarker
+from detrun.records.layout import ExperimentFolder
+from tests.fakes import Clock, ScriptedCluster
+
+RUNNING = JobStatus("running", "RUNNING", nodes=("node1",))
+ABSENT = JobStatus("unknown")
+OUTAGE = JobStatus("unknown", reason="slurm_load_jobs error: Unable to contact slurm controller")
+
+
+class Stage:
+    """Two jobs, an arm each, on a scripted cluster."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = Clock()
+        self.cluster = ScriptedCluster(self.clock)
+        self.folder = ExperimentFolder(tmp_path)
+        self.seen: list[list[str]] = []
+        for arm in "ab":
+            segment = Segment(arm, 0, ["true"], {}, [], "/", "none", 1, 1, 5)
+            spec = JobSpec(f"x-{arm}", str(tmp_path), "slurm", "pinned", [segment], WatchdogLimits())
+            self.cluster.submit(JobRequest(spec, 10, {}))
+
+    def ends(self, arm: str, when: float, state: str = "done") -> None:
+        def write() -> None:
+            job = JobFile(arm=arm, jobs=["1"], state=state, exit_code=0, started="2026-01-01T00:00:00+00:00", ended="x")
+            job.write(self.folder.attempt(arm, 0).job_file)
+
+        self.clock.at(when, write)
+
+    def follow(self, until: float = 1000.0) -> dict[str, JobFile]:
+        pace = Pace(look=1.0, poll=2.0, at_rest=30.0, grace=10.0, lost=120.0)
+        follower = Follower(self.cluster, self.folder, pace, self.clock, self.clock.sleep)
+
+        def show(views: Sequence[ArmView]) -> None:
+            self.seen.append([view.state for view in views])
+            if self.clock.now > until:
+                pytest.fail(f"still waiting after {until} s: {self.seen[-1]}")
+
+        follower.follow(show)
+        return {arm: JobFile.read(self.folder.attempt(arm, 0).job_file) for arm in "ab"}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_the_drivers_word_decides_whatever_the_scheduler_shows(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, RUNNING)], "x-b": [(0, RUNNING)]}
+    stage.ends("a", 20)
+    stage.ends("b", 40)
+    stage.follow()
+    assert 40 <= stage.clock.now <= 42
+
+
+def test_an_outage_of_the_scheduler_is_waited_out(stage: Stage) -> None:
+    stage.cluster.script = {name: [(0, RUNNING), (10, OUTAGE), (700, RUNNING)] for name in ("x-a", "x-b")}
+    stage.ends("a", 800)
+    stage.ends("b", 800)
+    jobs = stage.follow()
+    assert {job.state for job in jobs.values()} == {"done"}
+    assert ["running", "running"] in stage.seen or ["waiting", "waiting"] in stage.seen
+
+
+def test_a_job_that_ended_without_a_word_is_closed_with_the_schedulers_reason(stage: Stage) -> None:
+    ended = JobStatus("ended", "NODE_FAIL", nodes=("node1",))
+    stage.cluster.script = {"x-a": [(0, RUNNING), (30, ended)], "x-b": [(0, RUNNING)]}
+    stage.ends("b", 60)
+    jobs = stage.follow()
+    assert jobs["a"].state == "failed"
+    assert jobs["a"].reason == "a node of the job failed"
+    assert jobs["a"].nodes == ["node1"]
+
+
+def test_cancelled_behind_our_back(stage: Stage) -> None:
+    stage.cluster.script = {
+        "x-a": [(0, JobStatus("ended", "CANCELLED"))],
+        "x-b": [(0, JobStatus("ended", "CANCELLED"))],
+    }
+    jobs = stage.follow()
+    assert {(job.state, job.reason) for job in jobs.values()} == {("cancelled", "the job was cancelled")}
+
+
+def test_files_that_appear_late_on_a_shared_file_system_are_waited_for(stage: Stage) -> None:
+    ended = JobStatus("ended", "COMPLETED")
+    stage.cluster.script = {"x-a": [(0, RUNNING), (20, ended)], "x-b": [(0, RUNNING), (20, ended)]}
+    stage.ends("a", 27)
+    stage.ends("b", 28)
+    jobs = stage.follow()
+    assert {job.state for job in jobs.values()} == {"done"}
+
+
+def test_completing_is_not_ended(stage: Stage) -> None:
+    completing = JobStatus("completing", "COMPLETING")
+    stage.cluster.script = {"x-a": [(0, RUNNING), (10, completing)], "x-b": [(0, RUNNING)]}
+    stage.ends("a", 90)
+    stage.ends("b", 90)
+    assert stage.follow()["a"].state == "done"
+
+
+def test_a_job_absent_everywhere_ends_as_lost_and_never_as_done(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, RUNNING), (10, ABSENT)], "x-b": [(0, RUNNING)]}
+    stage.ends("b", 20)
+    jobs = stage.follow()
+    assert jobs["a"].state == "lost"
+    assert 125 <= stage.clock.now <= 150
+
+
+def test_a_moment_of_absence_is_normal(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, ABSENT), (20, RUNNING)], "x-b": [(0, ABSENT), (20, RUNNING)]}
+    stage.ends("a", 200)
+    stage.ends("b", 200)
+    assert {job.state for job in stage.follow().values()} == {"done"}
+
+
+def test_markers_that_all_say_well_count_though_the_driver_died(stage: Stage) -> None:
+    ended = JobStatus("ended", "FAILED")
+    stage.cluster.script = {"x-a": [(0, ended)], "x-b": [(0, RUNNING)]}
+    TaskMarker(task=0, exit_code=0).write(stage.folder.attempt("a", 0).marker(0))
+    stage.ends("b", 5)
+    jobs = stage.follow()
+    assert jobs["a"].state == "done"
+    assert jobs["a"].remark is not None
+
+
+def test_one_poll_serves_all_jobs_and_backs_off_while_nothing_changes(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, RUNNING)], "x-b": [(0, RUNNING)]}
+    stage.ends("a", 600)
+    stage.ends("b", 600)
+    stage.follow()
+    gaps = [later - earlier for earlier, later in zip(stage.cluster.polls, stage.cluster.polls[1:], strict=False)]
+    assert max(gaps) <= 31
+    assert len(stage.cluster.polls) < 35
+
+
+def test_a_change_resets_the_pace_of_polling(stage: Stage) -> None:
+    pending = JobStatus("pending", "PENDING", "Priority")
+    stage.cluster.script = {"x-a": [(0, RUNNING)], "x-b": [(0, pending), (300, RUNNING)]}
+    stage.ends("a", 400)
+    stage.ends("b", 400)
+    stage.follow()
+    after = [poll for poll in stage.cluster.polls if poll >= 300]
+    assert after[1] - after[0] <= 3
+
+
+def test_another_follower_takes_up_where_the_first_was_killed(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, RUNNING)], "x-b": [(0, RUNNING)]}
+    follower = Follower(stage.cluster, stage.folder, Pace(), stage.clock, stage.clock.sleep)
+    follower.poll_once()
+    del follower
+    stage.ends("a", 10)
+    stage.ends("b", 10)
+    assert stage.follow()["b"].state == "done"
+
+
+def test_an_unreadable_job_file_is_not_taken_for_an_end(stage: Stage) -> None:
+    stage.cluster.script = {"x-a": [(0, RUNNING)], "x-b": [(0, RUNNING)]}
+    path = stage.folder.attempt("a", 0).job_file
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schema_version": 1, "arm": "a", "state": "perhaps"}))
+    stage.ends("a", 30)
+    stage.ends("b", 30)
+    assert stage.follow()["a"].state == "done"
