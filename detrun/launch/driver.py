@@ -25,10 +25,13 @@ from detrun.launch.outcome import Outcome, last_step, outcome_of
 from detrun.launch.placement import settle_follower
 from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
-from detrun.records.jobs import JobFile
+from detrun.records.jobs import JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 
 TERMINATION_GRACE = 8.0
+
+# Slurm looks at time limits about twice a minute, and we start a little after the job does.
+TIME_LIMIT_MARGIN = 45.0
 
 _STEP_VARIABLES = (
     "SLURM_NTASKS",
@@ -61,6 +64,7 @@ class Driver:
         self.slurm = spec.cluster == "slurm"
         self.job_id = os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
         self.nodes = _nodes()
+        self.began = time.monotonic()
         self.steps_started = 0
         self.cancelled = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -79,6 +83,12 @@ class Driver:
             state = self._run_segment(segment)
             failed = failed or state != "done"
         return failed
+
+    def _why_told_to_end(self) -> tuple[JobState, str]:
+        limit = self.spec.minutes * 60
+        if self.slurm and limit and time.monotonic() - self.began > limit - TIME_LIMIT_MARGIN:
+            return "failed", f"the job ran into its time limit of {self.spec.minutes} minutes (slurm.time)"
+        return "cancelled", "the job was cancelled"
 
     def _on_cancel(self, _number: int, _frame: FrameType | None) -> None:
         self.cancelled = True
@@ -128,7 +138,7 @@ class Driver:
             job.state, job.reason = "stalled", f"{stalled}; {_whereabouts(folder, segment)}"
             job.failed_rank = None
         elif self.cancelled and outcome.state != "done":
-            job.state, job.reason = "cancelled", "the job was cancelled"
+            job.state, job.reason = self._why_told_to_end()
         job.write(folder.job_file)
 
     def _write_launch(self, folder: AttemptFolder, segment: Segment) -> None:

@@ -67,7 +67,7 @@ class JobSpec:
     """One job: its segments run one after the other in the same allocation.
 
     follower is the job (if any) whose nodes are settled when this one has its own: placement `pinned`
-    gives it the same nodes, `disjoint` others.
+    gives it the same nodes, `disjoint` others. minutes: the job's time limit, 0 for none.
     """
 
     job: str
@@ -77,6 +77,7 @@ class JobSpec:
     segments: list[Segment]
     watchdog: WatchdogLimits
     follower: str | None = None
+    minutes: int = 0
     schema_version: int = SPEC_VERSION
 
     @property

@@ -1,0 +1,1 @@
+"""Figures that the documentation quotes, measured: each module prints a line a person reads and writes JSON."""

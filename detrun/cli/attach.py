@@ -1,0 +1,32 @@
+"""`detrun attach`: takes up an experiment where an earlier command left it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from detrun.cli.common import (
+    ArchiveOption,
+    IdArgument,
+    JsonOption,
+    cluster_of,
+    follow_to_verdict,
+    open_archive,
+)
+
+
+def attach(
+    experiment: IdArgument = "@latest",
+    archive: ArchiveOption = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Waits for an experiment's arms and gives its verdict, as the command that started it would have."""
+    from detrun.records.jobs import ExperimentFile
+
+    folder = open_archive(archive).resolve(experiment)
+    asked = ExperimentFile.read(folder.experiment_file)
+    return follow_to_verdict(folder, asked, cluster_of(asked), as_json, standalone)

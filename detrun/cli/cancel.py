@@ -1,0 +1,26 @@
+"""`detrun cancel`: ends an experiment's jobs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from detrun.cli.common import ArchiveOption, IdArgument, cluster_of, open_archive
+
+
+def cancel(experiment: IdArgument, archive: ArchiveOption = None) -> int:
+    """Ends the jobs of an experiment. What was recorded stays."""
+    from detrun.experiments.follow import FINAL, Follower
+    from detrun.records.jobs import ExperimentFile
+
+    folder = open_archive(archive).resolve(experiment)
+    cluster = cluster_of(ExperimentFile.read(folder.experiment_file))
+    follower = Follower(cluster, folder)
+    follower.poll_once()
+    live = {view.job.id: view.job for view in follower.views() if view.job and view.state not in FINAL}
+    console = Console()
+    if not live:
+        console.print(f"{folder.id}: every arm has ended already", markup=False, highlight=False)
+        return 0
+    cluster.cancel(list(live.values()))
+    console.print(f"{folder.id}: cancelled {', '.join(f'job {id}' for id in live)}", markup=False, highlight=False)
+    return 0

@@ -1,0 +1,170 @@
+"""What several commands share: options, the archive in force, the cluster in force, the last word."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from detrun.errors import RecipeError
+
+if TYPE_CHECKING:
+    from detrun.experiments.follow import ArmView
+    from detrun.launch.cluster import Cluster
+    from detrun.records.archive import Archive
+    from detrun.records.jobs import ExperimentFile
+    from detrun.records.layout import ExperimentFolder
+    from detrun.records.verdict import Verdict
+
+ArchiveOption = Annotated[
+    Path | None,
+    typer.Option("--archive", help="Where experiments are kept.", metavar="DIR", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="The verdict as one JSON document on stdout.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override a key of the recipe: key.path=value. May be given again.", metavar="KEY=VALUE"
+    ),
+]
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        help="Something one arm has beside the rest: b.env.KEY=VALUE or b.args='…'. May be given again.",
+        metavar="ARM",
+    ),
+]
+IdArgument = Annotated[
+    str,
+    typer.Argument(help="An experiment's id, a unique part of it, or @latest.", metavar="ID", show_default=False),
+]
+
+
+def progress_console() -> Console:
+    """Progress and logs go to stderr, so that stdout holds the result alone."""
+    return Console(stderr=True)
+
+
+def open_archive(option: Path | None, of_recipe: Path | None = None) -> Archive:
+    """The archive in force: the option, else DETRUN_ARCHIVE, else the recipe's, else `.detrun` here."""
+    from detrun.cli.errors import use_crash_folder
+    from detrun.records.archive import Archive
+
+    archive = Archive.find(option, of_recipe)
+    use_crash_folder(archive.root)
+    return archive
+
+
+def choose_cluster(wanted: str) -> Cluster:
+    """`auto` is Slurm where its commands answer, else this machine."""
+    from detrun.launch.local import LocalCluster
+    from detrun.launch.slurm import SlurmCluster, slurm_answers
+
+    if wanted == "local":
+        return LocalCluster()
+    if slurm_answers():
+        return SlurmCluster()
+    if wanted == "slurm":
+        raise RecipeError(
+            "cluster: slurm, but Slurm's commands do not answer here",
+            hint="run detrun on a login node, or cluster: local",
+        )
+    return LocalCluster()
+
+
+def cluster_of(experiment: ExperimentFile) -> Cluster:
+    """The cluster an experiment was started on."""
+    from detrun.launch.local import LocalCluster
+    from detrun.launch.slurm import SlurmCluster
+
+    return SlurmCluster() if experiment.cluster == "slurm" else LocalCluster()
+
+
+def follow_to_verdict(
+    folder: ExperimentFolder,
+    experiment: ExperimentFile,
+    cluster: Cluster,
+    as_json: bool,
+    standalone: bool = False,
+) -> int:
+    """Waits for the arms with a live display, judges, and says the last word. The exit code."""
+    from detrun.experiments.compare_live import LiveComparison
+    from detrun.experiments.follow import Follower, Pace
+    from detrun.report.live import LiveDisplay
+
+    console = progress_console()
+    slurm = experiment.cluster == "slurm"
+    pace = (
+        Pace(look=1.0, poll=2.0, at_rest=30.0, grace=10.0)
+        if slurm
+        else Pace(look=0.2, poll=0.5, at_rest=2.0, grace=2.0)
+    )
+    follower = Follower(cluster, folder, pace)
+    live = LiveComparison(folder, [arm.id for arm in experiment.arms], experiment.ranks)
+    where = "Slurm" if slurm else "local"
+    how = experiment.placement if slurm or experiment.placement == "parallel" else "arms in turn"
+    title = f"{folder.id}   {where}, {experiment.ranks} rank{'s' if experiment.ranks > 1 else ''}, {how}"
+    display = LiveDisplay(console, title, experiment.steps, slurm)
+
+    def look(arms: Sequence[ArmView]) -> None:
+        live.look()
+        if live.first_difference is not None:
+            display.note = f"comparing as steps arrive: step {live.first_difference} differs"
+        elif live.agreed:
+            display.note = f"comparing as steps arrive: identical up to step {live.agreed}"
+        display.show(arms)
+
+    try:
+        with display:
+            follower.follow(look)
+    except KeyboardInterrupt:
+        short = folder.id.rsplit("-", 1)[-1]
+        console.print(
+            f"Jobs go on. detrun attach {short} takes up here; detrun cancel {short} stops them.",
+            markup=False,
+            highlight=False,
+        )
+        return 130
+    return conclude(folder, experiment, as_json, standalone)
+
+
+def conclude(folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool, standalone: bool) -> int:
+    """Judges the records of an experiment, writes verdict and report, and prints the verdict."""
+    from detrun.experiments.judge import judge
+
+    verdict = judge(folder)
+    if standalone:
+        from detrun.report.html import write_report
+
+        write_report(folder.report_file, verdict, experiment, standalone=True)
+    print_verdict(verdict, experiment, as_json)
+    return int(verdict.exit_code)
+
+
+def read_verdict(folder: ExperimentFolder) -> Verdict | None:
+    """An experiment's verdict, or None while it has none that can be read."""
+    from pydantic import ValidationError
+
+    from detrun.errors import RecordError
+    from detrun.records.files import read_object
+    from detrun.records.verdict import Verdict
+
+    try:
+        return Verdict.model_validate(read_object(folder.verdict_file))
+    except (RecordError, ValidationError):
+        return None
+
+
+def print_verdict(verdict: Verdict, experiment: ExperimentFile, as_json: bool) -> None:
+    """The verdict on stdout: one JSON document, or the screen that answers the question in its first line."""
+    if as_json:
+        sys.stdout.write(verdict.to_json())
+        return
+    from detrun.report.terminal import render
+
+    render(verdict, experiment, Console())

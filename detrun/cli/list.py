@@ -1,0 +1,52 @@
+"""`detrun list`: the experiments of an archive."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from detrun.cli.common import ArchiveOption, JsonOption, open_archive, read_verdict
+
+
+def list_experiments(
+    archive: ArchiveOption = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many of the newest; 0 is all.")] = 30,
+    as_json: JsonOption = False,
+) -> int:
+    """Lists experiments, newest last, with their verdicts."""
+    from detrun.errors import RecordError
+    from detrun.records.jobs import ExperimentFile
+
+    store = open_archive(archive)
+    rows: list[dict[str, str | None]] = []
+    folders = store.list()
+    for folder in folders[-count:] if count else folders:
+        row: dict[str, str | None] = {"id": folder.id, "recipe": None, "verdict": "no verdict yet", "first": None}
+        try:
+            row["recipe"] = ExperimentFile.read(folder.experiment_file).recipe_name
+        except RecordError as error:
+            row["verdict"] = str(error)
+        if verdict := read_verdict(folder):
+            row["verdict"] = verdict.verdict
+            if verdict.first_divergence is not None:
+                row["first"] = f"step {verdict.first_divergence.step}"
+        rows.append(row)
+    if as_json:
+        json.dump(rows, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return 0
+    console = Console()
+    if not rows:
+        console.print(f"no experiments in {store.root}", markup=False, highlight=False)
+        return 0
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, overflow="ignore")
+    for row in rows:
+        table.add_row(row["id"], row["verdict"], row["first"] or "")
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,89 @@
+"""`detrun logs`: what an arm's ranks and their launcher printed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detrun.cli.common import ArchiveOption, IdArgument, open_archive
+from detrun.errors import NotVerifiedError, UsageError
+
+
+def logs(
+    experiment: IdArgument = "@latest",
+    arm: Annotated[str, typer.Option("--arm", help="Which arm.")] = "a",
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Which rank; without it, the launcher's own log too.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many last lines of each log; 0 is all.")] = 40,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on printing what is added until the arm ends.")
+    ] = False,
+    archive: ArchiveOption = None,
+) -> int:
+    """Prints an arm's logs. The newest attempt is meant."""
+    folder = open_archive(archive).resolve(experiment)
+    attempts = folder.attempts(arm)
+    if not attempts:
+        known = sorted(path.name for path in (folder.path / "arms").glob("*") if path.is_dir())
+        if arm not in known:
+            raise UsageError(f"{folder.id} has no arm {arm}", hint=f"its arms: {', '.join(known) or 'none yet'}")
+        raise NotVerifiedError(f"arm {arm} of {folder.id} has not begun", hint=f"detrun status {folder.id}")
+    attempt = attempts[-1]
+    if rank is not None:
+        paths = [attempt.log(rank)]
+        if not paths[0].exists() and not follow:
+            raise UsageError(f"arm {arm} has no log of rank {rank}", hint=f"its logs lie in {attempt.log_dir}")
+    else:
+        paths = sorted(attempt.log_dir.glob("*.log"))
+    positions = {path: _print_tail(path, lines, len(paths) > 1) for path in paths}
+    if follow:
+        _follow(positions, attempt.job_file)
+    return 0
+
+
+def _print_tail(path: Path, lines: int, titled: bool) -> int:
+    """Prints a log's end and returns the position reached in it."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return 0
+    if titled and data:
+        print(f"==> {path} <==")
+    text = data.decode("utf-8", "replace").splitlines()
+    for line in text[-lines:] if lines else text:
+        print(line)
+    sys.stdout.flush()
+    return len(data)
+
+
+def _follow(positions: dict[Path, int], job_file: Path) -> None:
+    from detrun.errors import RecordError
+    from detrun.experiments.follow import FINAL
+    from detrun.records.jobs import JobFile
+
+    ended = False
+    while True:
+        for path, position in positions.items():
+            try:
+                with path.open("rb") as file:
+                    file.seek(position)
+                    data = file.read()
+            except OSError:
+                continue
+            if data:
+                sys.stdout.write(data.decode("utf-8", "replace"))
+                sys.stdout.flush()
+                positions[path] = position + len(data)
+        if ended:
+            return
+        try:
+            ended = JobFile.read(job_file).state in FINAL
+        except RecordError:
+            ended = False
+        if not ended:
+            time.sleep(0.5)

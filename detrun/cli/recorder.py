@@ -1,0 +1,38 @@
+"""`detrun recorder export`: the recorder as a plain folder, for a container's bind mount."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from detrun.errors import InfrastructureError
+
+app = typer.Typer(no_args_is_help=True, help="The part of detrun that runs inside the training process.")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+) -> int:
+    """Writes the recorder as a folder of plain Python files that PYTHONPATH can name."""
+    from detrun.recorder.export import export_recorder
+
+    try:
+        export_recorder(folder)
+    except OSError as error:
+        raise InfrastructureError(
+            f"could not write the recorder: {error.strerror}", where=str(error.filename or folder)
+        ) from None
+    print(folder)
+    return 0
+
+
+@app.command()
+def version() -> int:
+    """Prints the version of the recorder."""
+    import detrun
+
+    print(detrun.__version__)
+    return 0

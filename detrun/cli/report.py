@@ -1,0 +1,24 @@
+"""`detrun report`: renders a verdict again, from the archive alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, conclude, open_archive
+
+
+def report(
+    experiment: IdArgument = "@latest",
+    archive: ArchiveOption = None,
+    standalone: Annotated[
+        bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Judges an experiment's records again and writes its report. The exit code is the verdict's."""
+    from detrun.records.jobs import ExperimentFile
+
+    folder = open_archive(archive).resolve(experiment)
+    return conclude(folder, ExperimentFile.read(folder.experiment_file), as_json, standalone)

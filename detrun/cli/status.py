@@ -1,0 +1,58 @@
+"""`detrun status`: how an experiment stands, looked at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of, open_archive, read_verdict
+
+
+def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
+    """Shows each arm's job, state, steps and nodes, and the verdict if there is one."""
+    from detrun.experiments.follow import Follower
+    from detrun.records.jobs import ExperimentFile
+
+    folder = open_archive(archive).resolve(experiment)
+    asked = ExperimentFile.read(folder.experiment_file)
+    follower = Follower(cluster_of(asked), folder)
+    follower.poll_once()
+    views = follower.views()
+    judged = read_verdict(folder)
+    verdict = judged.verdict if judged else None
+    if as_json:
+        arms = [
+            {
+                "id": view.arm,
+                "state": view.state,
+                "steps": view.steps,
+                "job": view.job.id if view.job else None,
+                "reason": view.reason or view.status.reason or None,
+                "nodes": view.nodes,
+            }
+            for view in views
+        ]
+        json.dump({"id": folder.id, "verdict": verdict, "steps": asked.steps, "arms": arms}, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+        return 0
+    console = Console()
+    console.print(f"{folder.id}   {verdict or 'no verdict yet'}", markup=False, highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    for view in views:
+        why = view.reason or view.status.reason
+        table.add_row(
+            f"  {view.arm}",
+            view.state,
+            f"{view.steps}/{asked.steps}",
+            f"job {view.job.id}" if view.job else "not submitted",
+            ",".join(view.nodes),
+            why or "",
+        )
+    console.print(table, markup=False, highlight=False)
+    if verdict is None:
+        short = folder.id.rsplit("-", 1)[-1]
+        console.print(f"hint: detrun attach {short}", markup=False, highlight=False)
+    return 0

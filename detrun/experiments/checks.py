@@ -1,0 +1,101 @@
+"""What a pair asks for and whether it can be had: said before anything is written or submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from detrun.determinism.canonical import check_environment
+from detrun.experiments.plan import Plan, detrun_bin, pair_arms, plan_arms
+from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
+from detrun.launch.slurm import partition_limit_minutes
+from detrun.recipe import LoadedRecipe, Recipe, check_launchable
+from detrun.records.archive import Archive
+from detrun.records.layout import ExperimentFolder
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """repeats: how many arms are held against the reference. agreed: --yes was given."""
+
+    repeats: int = 1
+    agreed: bool = False
+
+
+def plan_pair(
+    loaded: LoadedRecipe, folder: ExperimentFolder, cluster: str, options: PairOptions, environment: Mapping[str, str]
+) -> Plan:
+    """The jobs of a pair. Raises RecipeError for what this cluster or this experiment cannot do."""
+    recipe = loaded.recipe
+    check_launchable(loaded)
+    arms = pair_arms(recipe, options.repeats)
+    strangers = sorted(set(recipe.arms) - {arm.id for arm in arms})
+    if strangers:
+        raise loaded.error(
+            f"arms.{strangers[0]}",
+            f"arms.{strangers[0]}: this experiment has the arms {', '.join(arm.id for arm in arms)}",
+            f"--repeat {len(arms)} has one more",
+        )
+    if cluster == "local":
+        if recipe.launch.nodes > 1:
+            raise loaded.error("launch.nodes", "launch.nodes: one machine is one node", "nodes: 1, or cluster: slurm")
+        if recipe.launch.launcher == "srun":
+            what = "launch.launcher: srun needs Slurm"
+            raise loaded.error("launch.launcher", what, "launcher: torchrun starts the ranks on one machine")
+        if recipe.placement == "disjoint":
+            what = "placement: disjoint needs Slurm"
+            raise loaded.error("placement", what, "one machine runs the arms in turn, or with placement: parallel")
+    return plan_arms(recipe, loaded.recipe_dir, loaded.workdir, folder, arms, cluster, environment)
+
+
+def check_before_launch(
+    loaded: LoadedRecipe, archive: Archive, cluster: str, options: PairOptions, environment: Mapping[str, str]
+) -> None:
+    """The program is there, its variables allow determinism, and space, node-hours and time limit suffice.
+
+    Raises RecipeError, UsageError (node-hours without --yes), ArchiveError or ClusterError.
+    """
+    recipe = loaded.recipe
+    plan = plan_pair(loaded, ExperimentFolder(archive.root / "planned"), cluster, options, environment)
+    brought_along = cluster == "slurm" and bool(recipe.slurm.setup or recipe.slurm.container)
+    for request in plan.requests:
+        for segment in request.spec.segments:
+            known = segment.env if cluster == "slurm" else {**environment, **segment.env}
+            if not brought_along:
+                path = trainer_path({**environment, **segment.env}, detrun_bin(recipe, cluster, environment))
+                check_command(segment.argv, Path(segment.workdir), path)
+            if recipe.determinism == "strict" and (refused := check_environment(known)):
+                raise loaded.error("determinism", f"determinism: strict: {refused[0]}", None)
+    check_space(archive.root, _size_of_last(archive, recipe.name))
+    if cluster == "slurm":
+        check_node_hours(
+            len(plan.arms), recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, options.agreed
+        )
+        _check_time_limit(loaded, plan)
+
+
+def cost_line(recipe: Recipe, options: PairOptions) -> str:
+    """What the experiment will ask for at most, in node-hours. Raises UsageError above the limit without --yes."""
+    minutes = max(1, -(-recipe.slurm.time_seconds // 60))
+    return check_node_hours(options.repeats + 1, recipe.launch.nodes, minutes, recipe.limits.node_hours, options.agreed)
+
+
+def _check_time_limit(loaded: LoadedRecipe, plan: Plan) -> None:
+    limit = partition_limit_minutes(loaded.recipe.slurm.partition)
+    longest = max(request.minutes for request in plan.requests)
+    if limit is not None and longest > limit:
+        together = " (all arms in one allocation)" if loaded.recipe.placement == "allocation" else ""
+        raise loaded.error(
+            "slurm.time",
+            f"slurm.time: the job needs {longest} minutes{together}, the partition allows {limit:g}",
+            "a shorter slurm.time, another partition, or placement: pinned, which has a job an arm",
+        )
+
+
+def _size_of_last(archive: Archive, name: str) -> int | None:
+    """What the arms of the newest experiment of this recipe wrote, in bytes."""
+    for folder in reversed(archive.list()):
+        if folder.id.startswith(f"{name}-"):
+            return folder_size(folder.path / "arms")
+    return None

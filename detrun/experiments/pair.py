@@ -1,0 +1,90 @@
+"""`detrun pair`: is the same training, run again from the same seeds, the same to the last bit?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import detrun
+from detrun.errors import DetrunError, InfrastructureError
+from detrun.experiments.checks import PairOptions, check_before_launch, plan_pair
+from detrun.experiments.plan import Plan
+from detrun.launch import wrapper
+from detrun.launch.cluster import Cluster, SubmittedJob
+from detrun.launch.command import RANK_SCRIPT
+from detrun.launch.snapshot import snapshot_code
+from detrun.recipe import LoadedRecipe
+from detrun.recorder.export import export_recorder
+from detrun.records.archive import Archive
+from detrun.records.jobs import ExperimentFile
+from detrun.records.layout import ExperimentFolder
+
+
+def start_pair(
+    loaded: LoadedRecipe, archive: Archive, cluster: Cluster, options: PairOptions, command_line: Sequence[str]
+) -> ExperimentFolder:
+    """Submits the arms and returns their experiment's folder.
+
+    Where anything fails on the way, what was submitted is cancelled and the folder is removed: nothing
+    half-made is left behind.
+    """
+    environment = dict(os.environ)
+    check_before_launch(loaded, archive, cluster.name, options, environment)
+    folder = archive.create(loaded.recipe.name, "pair")
+    submitted: list[SubmittedJob] = []
+    try:
+        plan = plan_pair(loaded, folder, cluster.name, options, environment)
+        write_experiment(loaded, folder, plan, cluster.name, command_line)
+        for request in plan.requests:
+            after = submitted[-1].id if request.after else None
+            submitted.append(cluster.submit(replace(request, after=after)))
+    except (DetrunError, OSError, KeyboardInterrupt) as error:
+        if submitted:
+            cluster.cancel(submitted)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InfrastructureError(
+                f"the experiment could not be set up: {error.strerror or error}",
+                where=str(error.filename or archive.root),
+            ) from None
+        raise
+    return folder
+
+
+def write_experiment(
+    loaded: LoadedRecipe, folder: ExperimentFolder, plan: Plan, cluster: str, command_line: Sequence[str]
+) -> None:
+    """Writes what the jobs and later readers need, experiment.json first."""
+    recipe = loaded.recipe
+    ExperimentFile(
+        id=folder.id,
+        experiment="pair",
+        created=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        recipe=recipe.model_dump(mode="json"),
+        recipe_path=str(loaded.path.absolute()),
+        recipe_lines=dict(loaded.lines),
+        command_line=list(command_line),
+        cluster=cluster,
+        placement=recipe.placement,
+        arms=list(plan.arms),
+        ranks=recipe.total_ranks,
+        steps=recipe.steps,
+        seed=recipe.seed,
+        pinned=plan.pinned,
+        determinism=recipe.determinism,
+        versions={"detrun": detrun.__version__, "python": sys.version.split()[0]},
+        code=snapshot_code(loaded.workdir, folder.code_dir),
+    ).write(folder.experiment_file)
+    (folder.path / "recipe.yaml").write_text(loaded.text, encoding="utf-8")
+    folder.jobs_dir.mkdir(exist_ok=True)
+    shutil.copyfile(str(wrapper.__file__), folder.jobs_dir / "wrapper.py")
+    script = folder.jobs_dir / "rank.sh"
+    script.write_text(RANK_SCRIPT, encoding="utf-8")
+    script.chmod(0o755)
+    export_recorder(folder.recorder_dir)
+    for arm in plan.arms:
+        folder.work_dir(arm.id).mkdir(parents=True, exist_ok=True)
