@@ -1,0 +1,134 @@
+"""report.html: everything escaped, no network, the same from the archive alone."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from detrun.errors import ArchiveError
+from detrun.experiments.judge import judge
+from detrun.report.chart import figure
+from detrun.report.html import render_html, write_report
+from tests.records_factory import MadeExperiment, flip_metric, flip_state, make_experiment
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Tags(HTMLParser):
+    """Counts tags and keeps the text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag in ("script", "style"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not self.open:
+            self.text += data
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeExperiment:
+    made = make_experiment(tmp_path, metrics=("loss", EVIL), required=())
+    made.edit_every("b", 0, flip_metric(EVIL), range(3, 7))
+    made.edit_every("b", 0, flip_state("gradients"), range(2, 7))
+    return made
+
+
+def test_the_page_says_what_the_screen_says_and_loads_nothing_from_elsewhere(made: MadeExperiment) -> None:
+    judge(made.folder)
+    page = made.folder.report_file.read_text(encoding="utf-8")
+    tags = Tags(page)
+    assert "DIVERGED at step 2, rank 0, first seen in the gradients; in a metric at step 3" in tags.text
+    (script,) = tags.links
+    assert re.fullmatch(r"\.\./assets/plotly-[0-9.]+\.min\.js", script)
+    assert (made.folder.path / script).resolve().is_file()
+    assert "http" not in page.replace("http-equiv", "")
+    assert 'name="viewport"' in page
+
+
+def test_names_are_text_wherever_they_stand(made: MadeExperiment) -> None:
+    judge(made.folder)
+    page = made.folder.report_file.read_text(encoding="utf-8")
+    assert EVIL not in page
+    assert html.escape(EVIL) in page
+    assert Tags(page).tags["script"] == 3
+
+
+def test_every_foreign_text_is_escaped(made: MadeExperiment) -> None:
+    made.edit_job("b", state="failed", exit_code=1, reason=EVIL, log=EVIL, log_tail=[EVIL, "</pre>"], nodes=[EVIL])
+    made.edit_environment("b", 0, lambda d: d["torch"].__setitem__(EVIL, EVIL))
+    made.drop("b", 0, 6)
+    made.edit_experiment(command_line=[EVIL], seed=None)
+    verdict = judge(made.folder)
+    page = render_html(verdict, made.file, plotly_link="x.js")
+    assert EVIL not in page
+    assert Tags(page).tags["pre"] == 1
+
+
+def test_plotly_is_saved_once_an_archive(tmp_path: Path) -> None:
+    for _ in range(2):
+        made = make_experiment(tmp_path)
+        made.edit("b", 0, 3, flip_metric("loss"))
+        judge(made.folder)
+    assert len(list((tmp_path / "assets").iterdir())) == 1
+    assert made.folder.report_file.stat().st_size < 100_000
+
+
+def test_a_page_without_a_chart_needs_no_script(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path)
+    judge(made.folder)
+    page = made.folder.report_file.read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "IDENTICAL" in page
+    assert not (tmp_path / "assets").exists()
+
+
+def test_a_standalone_page_carries_its_script(made: MadeExperiment, tmp_path: Path) -> None:
+    verdict = judge(made.folder, write=False)
+    write_report(tmp_path / "copy.html", verdict, made.file, standalone=True)
+    page = (tmp_path / "copy.html").read_text(encoding="utf-8")
+    assert len(page) > 1_000_000
+    assert Tags(page).links == []
+
+
+def test_the_chart_holds_the_worst_ulp_of_each_step(made: MadeExperiment) -> None:
+    chart = figure(judge(made.folder, write=False))
+    assert chart is not None
+    assert [trace["x"] for trace in chart["data"]] == [[3, 4, 5, 6]]
+    assert chart["data"][0]["y"] == [1.0] * 4
+    assert "<" not in json.dumps(chart["data"])
+
+
+def test_a_report_that_cannot_be_written_does_not_cost_the_verdict(made: MadeExperiment) -> None:
+    made.folder.report_file.mkdir()
+    (made.folder.report_file / "x").touch()
+    verdict = judge(made.folder)
+    assert verdict.verdict == "diverged"
+    assert verdict.of_kind("report")[0].severity == "warning"
+    assert made.folder.verdict_file.is_file()
+
+
+def test_a_verdict_that_cannot_be_written_is_an_error(made: MadeExperiment) -> None:
+    made.folder.verdict_file.mkdir()
+    (made.folder.verdict_file / "x").touch()
+    with pytest.raises(ArchiveError):
+        judge(made.folder)
