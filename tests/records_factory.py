@@ -1,8 +1,8 @@
 """Makes an experiment's folder as a clean pair of runs would leave it, and then spoils it where a test says.
 
-    made = make_experiment(tmp_path)                          # two arms, 2 ranks × 6 steps, byte-equal
-    made.edit("b", 1, 4, flip_metric("grad_norm"))            # one bit of one metric
-    made.edit_job("b", state="failed", exit_code=1)
+made = make_experiment(tmp_path)                          # two arms, 2 ranks × 6 steps, byte-equal
+made.edit("b", 1, 4, flip_metric("grad_norm"))            # one bit of one metric
+made.edit_job("b", state="failed", exit_code=1)
 """
 
 from __future__ import annotations
@@ -193,9 +193,7 @@ def metrics_bytes(made: Made, rank: int) -> bytes:
     )
 
 
-def environment_document(
-    folder: ExperimentFolder, arm: str, rank: int, made: Made, index: int
-) -> dict[str, Any]:
+def environment_document(folder: ExperimentFolder, arm: str, rank: int, made: Made, index: int) -> dict[str, Any]:
     attempt = folder.attempt(arm, 0).path
     host = made.nodes[rank % len(made.nodes)] if made.nodes else "here"
     return {

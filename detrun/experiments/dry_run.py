@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from detrun.experiments.checks import PairOptions, plan_pair
 from detrun.experiments.plan import describe
@@ -21,6 +22,7 @@ def dry_run_pair(loaded: LoadedRecipe, archive: Archive, options: PairOptions) -
     plan = plan_pair(loaded, folder, cluster, options, dict(os.environ))
     parts = []
     for request in plan.requests:
-        script = render_batch_script(request) if cluster == "slurm" else None
+        after = f"ID_OF_{request.after.rsplit('-', 1)[-1].upper()}" if request.after else None
+        script = render_batch_script(replace(request, after=after)) if cluster == "slurm" else None
         parts.append(describe(request, script))
     return "\n".join(parts)

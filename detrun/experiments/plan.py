@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detrun.launch.cluster import JobRequest
-from detrun.launch.command import srun_options
+from detrun.launch.command import srun_argv, srun_options
 from detrun.launch.environment import ArmEnvironment, arm_environment
 from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
 from detrun.recipe import Recipe, expand
@@ -223,6 +223,9 @@ def describe(request: JobRequest, script: str | None) -> str:
     for segment in request.spec.segments:
         lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {segment.ranks} ranks, in {segment.workdir}")
         lines.append(f"#   {shlex.join(segment.argv)}")
+        if request.spec.cluster == "slurm":
+            wrapper = [segment.wrapper_python or sys.executable, f"{request.spec.experiment}/jobs/wrapper.py"]
+            lines.append(f"#   as the step: {shlex.join(srun_argv(segment, wrapper))}")
         for name in sorted(segment.env):
             lines.append(f"#   {name}={shlex.quote(segment.env[name])}")
         for name, value in sorted(segment.prepend.items()):

@@ -119,7 +119,7 @@ class LiveDisplay:
             state = arm.state if arm.ended else arm.status.word or ("waiting" if arm.state != "running" else arm.state)
             reason = arm.reason if arm.ended else arm.status.reason
             words.append(f"{state} ({reason})" if reason else state)
-            if not arm.ended and arm.status.start:
+            if not arm.ended and arm.status.start and arm.status.word == "PENDING":
                 words[-1] += f", starts about {arm.status.start}"
         else:
             words.append("running")

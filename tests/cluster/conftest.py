@@ -1,8 +1,8 @@
-"""A real Slurm cluster for the tests in this folder, brought up once a session and taken down at its end.
+"""A real Slurm cluster for the tests in this folder, brought up once a pytest process and taken down at its end.
 
-Run by `pytest tests/cluster`. Under pytest-xdist use `--dist loadgroup`: the tests break nodes and daemons of the one
-cluster, so they form one group. Sessions do not share clusters, for one would cancel the other's jobs;
-`DETRUN_SLURM_ROOT=FOLDER` names a cluster of your own, which is left up.
+Each process has a cluster of its own (a few seconds, some 500 MB), pytest-xdist's workers too: these tests break nodes
+and daemons and cancel every job, so sharing one would break the others. (xdist_group could serialize them, but xdist
+3.8 ignores it under pytest 9.2.) `DETRUN_SLURM_ROOT=FOLDER` names a cluster of yours, used without `-n` and left up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -25,13 +24,8 @@ OURS = "detrun-slurm-tests-"  # how the folders of these clusters begin
 UNSUITABLE_MACHINE = 5  # local-cluster's exit code for "not root" and "cannot be installed"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads its groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            if config.pluginmanager.hasplugin("xdist"):  # it registers the next marker
-                item.add_marker(pytest.mark.xdist_group("cluster"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.cluster)
 
 
 class SlurmCluster:
@@ -102,45 +96,47 @@ class SlurmCluster:
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """The cluster, with SLURM_CONF set for this process and its children."""
     chosen = os.environ.get("DETRUN_SLURM_ROOT")
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")[:8]
-    root = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"{OURS}{session}"
-    cluster = SlurmCluster(root)
-    # Each process that uses a cluster holds a shared lock on its .users file, and the kernel gives back a dead one's:
-    # who can make the lock exclusive is the last.
-    with root.with_name(f"{root.name}.users").open("a") as users, pytest.MonkeyPatch.context() as patch:
-        fcntl.flock(users, fcntl.LOCK_SH)
-        end_abandoned_clusters()
-        up = cluster.local_cluster("up", check=False)
-        if up.returncode == UNSUITABLE_MACHINE and "CI" not in os.environ:
-            pytest.skip(f"no Slurm cluster here: {up.stderr.strip()}")
-        if up.returncode:
-            pytest.fail(f"local-cluster up exited {up.returncode}:\n{up.stderr}", pytrace=False)
+    if chosen:
+        with running(SlurmCluster(Path(chosen))) as cluster:
+            yield cluster
+        return
+    end_abandoned_clusters()
+    root = Path(tempfile.gettempdir()) / f"{OURS}{os.getpid()}"
+    owner = root.with_suffix(".owner")
+    with owner.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel gives it back if this process dies
+        with running(SlurmCluster(root)) as cluster:
+            yield cluster
+        end(owner)
+
+
+@contextlib.contextmanager
+def running(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    up = cluster.local_cluster("up", check=False)
+    if up.returncode == UNSUITABLE_MACHINE and "CI" not in os.environ:
+        pytest.skip(f"no Slurm cluster here: {up.stderr.strip()}")
+    if up.returncode:
+        pytest.fail(f"local-cluster up exited {up.returncode}:\n{up.stderr}", pytrace=False)
+    with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))]:
             patch.delenv(name)
-        patch.setenv("SLURM_CONF", str(root / "etc" / "slurm.conf"))
+        patch.setenv("SLURM_CONF", str(cluster.root / "etc" / "slurm.conf"))
         yield cluster
-        if not chosen and is_last_user(users):
-            cluster.local_cluster("down")
-            root.with_name(f"{root.name}.lock").unlink(missing_ok=True)
-            Path(users.name).unlink()
 
 
-def is_last_user(users: IO[str]) -> bool:
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def end(owner: Path) -> None:
+    """Takes a process's cluster down, with the lock files beside it."""
+    SlurmCluster(owner.with_suffix("")).local_cluster("down", check=False)
+    owner.with_suffix(".lock").unlink(missing_ok=True)
+    owner.unlink(missing_ok=True)
 
 
 def end_abandoned_clusters() -> None:
-    """Takes down what sessions that were killed left up."""
-    for left in Path(tempfile.gettempdir()).glob(f"{OURS}*.users"):
-        with contextlib.suppress(FileNotFoundError), left.open("r+") as users:
-            if is_last_user(users):
-                SlurmCluster(left.with_suffix("")).local_cluster("down", check=False)
-                left.with_suffix(".lock").unlink(missing_ok=True)
-                left.unlink()
+    """Takes down what processes that were killed left up."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{OURS}*.owner"):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), owner.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end(owner)
 
 
 @pytest.fixture

@@ -35,8 +35,10 @@ def test_a_job_runs_consecutive_steps_on_two_nodes(slurm_cluster, submit, tmp_pa
     step = "srun -N 2 -n 4 --kill-on-bad-exit=1 bash -c 'echo step $SLURM_STEP_ID on $SLURMD_NODENAME'"
     job = submit(step, step, options=("-N", "2", "-n", "4"))
     slurm_cluster.wait_for_state(job, "COMPLETED")
-    lines = (tmp_path / f"{job}.out").read_text().splitlines()
-    assert [line.split()[1] for line in lines] == ["0"] * 4 + ["1"] * 4
+    # On a busy machine srun may add "step creation temporarily disabled, retrying".
+    printed = (tmp_path / f"{job}.out").read_text()
+    lines = [line for line in printed.splitlines() if not line.startswith("srun: ")]
+    assert [line.split()[1] for line in lines] == ["0"] * 4 + ["1"] * 4, printed
     assert len({line.split()[3] for line in lines}) == 2
 
 

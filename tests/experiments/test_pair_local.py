@@ -153,7 +153,9 @@ def test_an_undeclared_difference_of_settings_forbids_identical(tmp_path: Path) 
     """The program itself changes a switch in one arm only: nothing that was declared explains it."""
     trainer = tmp_path / "train.py"
     source = (Path(__file__).parents[1] / "trainers" / "plain.py").read_text()
-    trainer.write_text(source.replace("rank, world", "if '/arms/b/' in args.out: torch.set_flush_denormal(True)\nrank, world"))
+    trainer.write_text(
+        source.replace("rank, world", "if '/arms/b/' in args.out: torch.set_flush_denormal(True)\nrank, world")
+    )
     path = write_recipe(tmp_path, launch={"launcher": "none", "ranks_per_node": 1})
     recipe = yaml.safe_load(path.read_text())
     recipe["launch"]["command"][1] = str(trainer)

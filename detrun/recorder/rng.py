@@ -1,0 +1,156 @@
+"""Digests of the process-wide random number streams. Reading them draws nothing.
+
+Python's and numpy's generators are seeded by the operating system when nobody seeds them, so their states differ
+between any two runs. A stream that the program never seeded says nothing about determinism by its state: what was
+drawn from it shows in batches, gradients and parameters if it had an effect. Its digest is the word `unseeded`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from detrun.fingerprint.byte_digest import ByteHasher
+
+UNSEEDED = "unseeded"
+
+_WORDS = 624
+"""Words of a Mersenne Twister's state; after so many draws all are made anew from the old ones."""
+
+_MAX_REFILLS = 64
+"""So many refills of an unseeded stream between two looks are recognised; more than 40,000 words count as seeding."""
+
+
+class FreshStream:
+    """A Mersenne Twister as the operating system seeded it, and whether it is still that one.
+
+    words: its 624 words, little endian uint32. refill: the words that follow.
+    """
+
+    def __init__(self, words: bytes, refill: Callable[[bytes], bytes]) -> None:
+        self._words: bytes | None = words
+        self._refill = refill
+
+    def is_unseeded(self, words: bytes) -> bool:
+        """Whether a state has come from the first one by drawing alone; once it has not, it never will again."""
+        expected = self._words
+        if expected is None:
+            return False
+        for _ in range(_MAX_REFILLS):
+            if words == expected:
+                self._words = expected
+                return True
+            expected = self._refill(expected)
+        self._words = None
+        return False
+
+
+class RngStreams:
+    """The streams of this process; made when torch was imported."""
+
+    def __init__(self) -> None:
+        # Noted by sitecustomize when the modules were imported, before anybody can have seeded them.
+        noted: dict[str, Any] = getattr(sys, "_detrun_fresh_rng", {})
+        self._fresh: dict[str, FreshStream] = {}
+        self._noted = noted
+
+    def digests(self) -> dict[str, str]:
+        """A digest a stream: `python`, `numpy` (the legacy global one), `torch_cpu`, and `cuda:<i>` where a device's
+        context exists."""
+        found = {"python": self._python(), "numpy": self._numpy(), **_torch()}
+        return {name: digest for name, digest in found.items() if digest is not None}
+
+    def rolled_up(self) -> str:
+        """One digest of all streams."""
+        return roll_up(self.digests())
+
+    def _python(self) -> str:
+        version, words, gauss = random.getstate()
+        raw = array("I", words).tobytes()
+        if self._unseeded("python", "random", raw[: 4 * _WORDS]):
+            return UNSEEDED
+        hasher = ByteHasher()
+        hasher.feed_text(f"{version} {gauss!r}")
+        hasher.feed_bytes(raw)
+        return hasher.text()
+
+    def _numpy(self) -> str | None:
+        module = sys.modules.get("numpy.random")
+        if module is None:
+            # Not even imported: the same as never seeded, whenever some library happens to import it.
+            return UNSEEDED if "numpy" in sys.modules else None
+        state = module.get_state(legacy=False)
+        if state["bit_generator"] == "MT19937":
+            words = state["state"]["key"].astype("<u4").tobytes()
+            if self._unseeded("numpy", "numpy.random.mtrand", words):
+                return UNSEEDED
+        hasher = ByteHasher()
+        _feed(hasher, state)
+        return hasher.text()
+
+    def _unseeded(self, name: str, module: str, words: bytes) -> bool:
+        if name not in self._fresh:
+            noted = self._noted.get(module)
+            if noted is None:
+                return False
+            first = array("I", noted[1][:_WORDS]).tobytes() if name == "python" else noted["state"]["key"].tobytes()
+            self._fresh[name] = FreshStream(first, _refill_python if name == "python" else _refill_numpy)
+        return self._fresh[name].is_unseeded(words)
+
+
+def _refill_python(words: bytes) -> bytes:
+    stream = random.Random()
+    stream.setstate((3, (*array("I", words), _WORDS), None))
+    stream.random()
+    return array("I", stream.getstate()[1][:_WORDS]).tobytes()
+
+
+def _refill_numpy(words: bytes) -> bytes:
+    import numpy as np
+
+    stream = np.random.MT19937()
+    stream.state = {"bit_generator": "MT19937", "state": {"key": np.frombuffer(words, "<u4"), "pos": _WORDS}}
+    stream.random_raw()
+    refilled: bytes = stream.state["state"]["key"].astype("<u4").tobytes()
+    return refilled
+
+
+def roll_up(digests: dict[str, str]) -> str:
+    hasher = ByteHasher()
+    for name, digest in digests.items():
+        hasher.feed_text(f"{name}={digest}")
+    return hasher.text()
+
+
+def _feed(hasher: ByteHasher, state: Any) -> None:
+    if isinstance(state, dict):
+        for key in sorted(state):
+            hasher.feed_text(str(key))
+            _feed(hasher, state[key])
+    elif hasattr(state, "tobytes") and getattr(state, "shape", None):
+        hasher.feed_text(str(state.dtype))
+        hasher.feed_bytes(state.tobytes())
+    else:
+        hasher.feed_text(float(state).hex() if isinstance(state, float) else repr(state))
+
+
+def _torch() -> dict[str, str | None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "default_generator"):
+        return {}
+    found: dict[str, str | None] = {"torch_cpu": _generator(torch.default_generator)}
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        for index, generator in enumerate(torch.cuda.default_generators):
+            if torch._C._cuda_hasPrimaryContext(index):
+                found[f"cuda:{index}"] = _generator(generator)
+    return found
+
+
+def _generator(generator: Any) -> str:
+    # A generator's state is a host tensor, a device's too: seed and offset are kept on the host.
+    from detrun.fingerprint.host import digest_tensors
+
+    return digest_tensors([generator.get_state()])

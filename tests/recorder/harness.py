@@ -1,0 +1,65 @@
+"""Runs a program in a forked child, recorded or not, and reads back what it left. torch is imported once only."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer would import it, in every child again
+
+torch.set_num_threads(1)
+
+
+@dataclass
+class Run:
+    attempt: Path
+    result: Any
+
+    def lines(self, rank: int = 0) -> list[dict[str, Any]]:
+        path = self.attempt / "metrics" / f"rank{rank:05d}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        return {line["step"]: line for line in self.lines() if set(line) - {"v", "step", "metrics"}}
+
+    def environment(self) -> dict[str, Any]:
+        return json.loads((self.attempt / "environment" / "rank00000.json").read_text())
+
+    def cost(self) -> dict[str, Any]:
+        return json.loads((self.attempt / "recorder" / "rank00000.json").read_text())
+
+
+def run(program: Callable[[], Any], attempt: Path, *, recorded: bool = True, **env: str) -> Run:
+    """Run `program` in a child. Raises AssertionError with the child's traceback if it fails."""
+    attempt.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_child, args=(program, attempt, recorded, env))
+    child.start()
+    child.join(120)
+    result = attempt / "result"
+    assert child.exitcode == 0, result.read_text() if result.exists() else f"exit code {child.exitcode}"
+    return Run(attempt, pickle.loads(result.read_bytes()))
+
+
+def _child(program: Callable[[], Any], attempt: Path, recorded: bool, env: dict[str, str]) -> None:
+    try:
+        os.environ.update({"DETRUN_ATTEMPT_DIR": str(attempt), "DETRUN_STATE_EVERY": "1", **env})
+        if recorded:
+            import detrun.recorder
+
+            detrun.recorder.install()
+            assert detrun.recorder._session is not None
+        else:
+            del os.environ["DETRUN_ATTEMPT_DIR"]
+        (attempt / "result").write_bytes(pickle.dumps(program()))
+    except BaseException:
+        (attempt / "result").write_text(traceback.format_exc())
+        raise

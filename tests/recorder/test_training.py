@@ -1,0 +1,277 @@
+"""What is recorded of a training program: the right bits, under the right step."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import detrun
+from detrun.fingerprint.host import digest_tensors
+from tests.recorder import programs
+from tests.recorder.harness import run
+
+
+def bits32(value: float) -> str:
+    return f"0x{struct.unpack('<I', struct.pack('<f', value))[0]:08x}"
+
+
+def clipping_program() -> dict[str, Any]:
+    programs.seed()
+    net = programs.Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    seen: dict[str, Any] = {"loss": [], "norm": [], "gradients": [], "parameters": [], "buffers": []}
+    seen["initial"] = digest_tensors(list(net.parameters()))
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss = net(programs.batch(step)).square().mean()
+        loss.backward()
+        seen["gradients"].append(digest_tensors([p.grad for p in net.parameters()]))
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+        seen["loss"].append(bits32(loss.item()))
+        seen["norm"].append(bits32(norm.item()))
+        seen["parameters"].append(digest_tensors(list(net.parameters())))
+        seen["buffers"].append(digest_tensors(list(net.buffers())))
+    return seen
+
+
+def test_metrics_and_state_of_each_step_are_those_of_the_program(tmp_path: Path) -> None:
+    done = run(clipping_program, tmp_path)
+    seen, steps = done.result, done.steps()
+    assert list(steps) == [1, 2, 3]
+    assert done.environment()["initial"]["parameters"] == seen["initial"]
+    for index, line in enumerate(steps.values()):
+        assert line["v"] == 1
+        assert line["microbatches"] == 1
+        assert line["metrics"]["loss"]["bits"] == seen["loss"][index]
+        assert line["metrics"]["loss"]["source"] == "backward"
+        assert line["metrics"]["grad_norm"]["bits"] == seen["norm"][index]
+        assert line["metrics"]["grad_norm"]["source"] == "clip_grad_norm_"
+        assert set(line["metrics"]) == {"loss", "grad_norm"}
+        assert line["state"]["gradients"] == seen["gradients"][index]
+        assert line["state"]["parameters"] == seen["parameters"][index]
+        assert line["state"]["buffers"] == seen["buffers"][index]
+    batches = [line["batch"] for line in steps.values()]
+    assert len(set(batches)) == 3
+    assert len({line["rng"] for line in steps.values()}) == 3
+    assert (tmp_path / "progress" / "rank00000").read_bytes() == b"3 end".ljust(31) + b"\n"
+    cost = done.cost()
+    assert cost["steps"] == 3
+    assert cost["warnings"] == []
+    assert 0 < sum(cost["cpu_seconds"].values()) < cost["process_cpu_seconds"]
+
+
+def test_norm_of_a_program_that_never_clips_is_computed_by_the_recorder(tmp_path: Path) -> None:
+    steps = run(programs.plain, tmp_path).steps()
+    assert [line["metrics"]["grad_norm"]["source"] for line in steps.values()] == ["recorder"] * 3
+    assert all(line["metrics"]["grad_norm"]["dtype"] == "float64" for line in steps.values())
+    assert all(line["metrics"]["grad_norm"]["value"] > 0 for line in steps.values())
+
+
+def test_each_micro_batch_is_kept_and_their_mean_is_the_loss(tmp_path: Path) -> None:
+    for line in run(programs.accumulating, tmp_path).steps().values():
+        metrics = line["metrics"]
+        assert line["microbatches"] == 3
+        parts = [metrics[f"loss[{i}]"] for i in range(3)]
+        assert {part["dtype"] for part in parts} == {"float32"}
+        exact = [struct.unpack("<f", struct.pack("<I", int(p["bits"], 16)))[0] for p in parts]
+        assert metrics["loss"]["dtype"] == "float64"
+        assert metrics["loss"]["value"] == (exact[0] + exact[1] + exact[2]) / 3
+
+
+@pytest.mark.parametrize(
+    ("program", "count", "losses"),
+    [
+        (programs.adversarial, 4, [2, 2, 2, 2]),
+        (programs.nested, 3, [1, 1, 1]),
+        (programs.with_closure, 2, None),
+        (programs.checkpointed, 2, [1, 1]),
+        (programs.sparse, 3, [1, 1, 1]),
+    ],
+)
+def test_steps_close_with_the_last_optimizer(program: Any, count: int, losses: Any, tmp_path: Path) -> None:
+    done = run(program, tmp_path)
+    assert [line["step"] for line in done.lines()] == list(range(1, count + 1))
+    if losses:
+        assert [line["microbatches"] for line in done.lines()] == losses
+    for line in done.lines():
+        assert set(line["state"]) >= {"parameters", "gradients", "optimizer"}
+        assert "grad_norm" in line["metrics"]
+
+
+def test_optimizers_of_different_frequency_lose_no_call_and_no_loss(tmp_path: Path) -> None:
+    lines = run(programs.critics, tmp_path).lines()
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert sum(line["microbatches"] for line in lines) == 12
+
+
+def test_a_skipped_step_counts_and_the_loss_is_the_unscaled_one(tmp_path: Path) -> None:
+    lines = run(programs.scaled, tmp_path).lines()
+    assert [line.get("skipped", False) for line in lines] == [False, True, False]
+    assert lines[0]["metrics"]["loss"]["value"] < 100
+    assert lines[1]["metrics"]["loss"]["value"] == "inf"
+    assert lines[0]["state"]["parameters"] == lines[1]["state"]["parameters"] != lines[2]["state"]["parameters"]
+
+
+def test_state_digests_only_on_the_steps_asked_for(tmp_path: Path) -> None:
+    lines = run(programs.clipped, tmp_path / "a", DETRUN_STATE_EVERY="2").lines()
+    assert [("state" in line, "rng" in line) for line in lines] == [(False, False), (True, True), (False, False)]
+    every = run(programs.clipped, tmp_path / "b").lines()
+    assert lines[1] == every[1]
+    none = run(programs.clipped, tmp_path / "c", DETRUN_STATE_EVERY="0").lines()
+    assert not any("state" in line for line in none)
+
+
+def failing_step() -> int:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if failing:
+                raise RuntimeError("out of luck")
+            return super().step(closure)
+
+    programs.seed()
+    net = programs.Net()
+    optimizer = Fails(net.parameters(), lr=0.1)
+    for failing in (False, True, False, False):
+        net(programs.batch(1)).mean().backward()
+        try:
+            optimizer.step()
+        except RuntimeError:
+            continue
+    return 0
+
+
+def test_an_optimizer_that_raises_does_not_stop_the_count(tmp_path: Path) -> None:
+    lines = run(failing_step, tmp_path).lines()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
+def model_and_optimizer_that_go_away() -> tuple[int, int]:
+    import weakref
+
+    programs.seed()
+    net = programs.Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    net(programs.batch(1)).mean().backward()
+    optimizer.step()
+    graph = net(programs.batch(2)).mean()
+    graph.backward()
+    references = [weakref.ref(net), weakref.ref(optimizer), weakref.ref(net.l0.weight), weakref.ref(graph)]
+    del net, optimizer, graph
+    gc.collect()
+    alive = sum(reference() is not None for reference in references)
+    programs.plain(2)
+    return alive, len(references)
+
+
+def test_nothing_of_the_program_is_kept_alive(tmp_path: Path) -> None:
+    done = run(model_and_optimizer_that_go_away, tmp_path)
+    assert done.result == (0, 4)
+    assert [line["step"] for line in done.lines()] == [1, 2, 3]
+
+
+def models_as_they_were() -> list[bool]:
+    import copy
+    import pickle
+
+    net = programs.Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    net(programs.batch(1)).mean().backward()
+    optimizer.step()
+    keys = set(vars(nn.Linear(1, 1)))
+    clean = all(set(vars(module)) >= keys and not module._forward_hooks for module in net.modules())
+    same = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    return [clean, "detrun" not in repr(vars(optimizer)), torch.equal(same.l0.weight, net.l0.weight)]
+
+
+def test_models_carry_no_hooks_and_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    assert run(models_as_they_were, tmp_path).result == [True, True, True]
+
+
+def clip_by_other_ways() -> list[str]:
+    from torch.nn.utils import clip_grad as module
+
+    programs.seed()
+    net = programs.Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    norms = []
+    for way in range(4):
+        optimizer.zero_grad()
+        net(programs.batch(way)).square().mean().backward()
+        if way == 0:
+            norm = module.clip_grad_norm_(net.parameters(), 1.0)
+        elif way == 1:
+            norm = nn.utils.clip_grad_norm_((p for p in net.parameters()), 1.0)
+        elif way == 2:
+            norm = nn.utils.get_total_norm([p.grad for p in net.parameters()])
+            nn.utils.clip_grads_with_norm_(net.parameters(), 1.0, norm)
+        else:
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0, norm_type=2.0)
+        norms.append(bits32(norm.item()))
+        optimizer.step()
+    return norms
+
+
+def test_every_way_of_clipping_is_seen(tmp_path: Path) -> None:
+    done = run(clip_by_other_ways, tmp_path)
+    assert [line["metrics"]["grad_norm"]["bits"] for line in done.lines()] == done.result
+    assert {line["metrics"]["grad_norm"]["source"] for line in done.lines()} == {"clip_grad_norm_"}
+
+
+def recording(first: int, *, before: bool) -> None:
+    programs.seed()
+    net = programs.Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(first, first + 3):
+        optimizer.zero_grad()
+        loss = net(programs.batch(step)).square().mean()
+        loss.backward()
+        if before:
+            detrun.record(step, loss=loss, lm_loss=1.5, tokens=7)
+        optimizer.step()
+        if not before:
+            detrun.record(step, lm_loss=1.5)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_record_before_the_step_closes_joins_it(first: int, tmp_path: Path) -> None:
+    lines = run(lambda: recording(first, before=True), tmp_path).lines()
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        metrics = line["metrics"]
+        assert metrics["loss"]["source"] == "record"
+        assert metrics["loss (backward)"]["bits"] == metrics["loss"]["bits"]
+        assert metrics["lm_loss"] == {"bits": "0x3ff8000000000000", "dtype": "float64", "value": 1.5, "source": "record"}
+        assert metrics["tokens"]["dtype"] == "int64"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_record_after_the_step_closed_is_a_supplement(first: int, tmp_path: Path) -> None:
+    lines = run(lambda: recording(first, before=False), tmp_path).lines()
+    assert [line["step"] for line in lines] == [1, 1, 2, 2, 3, 3]
+    assert all(set(line) == {"v", "step", "metrics"} for line in lines[1::2])
+
+
+def without_optimizer() -> None:
+    for step in range(3):
+        detrun.record(step, loss=torch.tensor(0.5), name="no number")
+        detrun.record(step, grad_norm=1)
+
+
+def test_record_alone_makes_lines(tmp_path: Path) -> None:
+    done = run(without_optimizer, tmp_path)
+    assert [line["step"] for line in done.lines()] == [1, 1, 2, 2, 3, 3]
+    assert any("no number" in text or "not a number" in text for text in done.cost()["warnings"])
+
+
+def test_a_resumed_attempt_goes_on_counting(tmp_path: Path) -> None:
+    lines = run(programs.plain, tmp_path / "a", DETRUN_ATTEMPT="1", DETRUN_STEPS_DONE="10").lines()
+    assert [line["step"] for line in lines] == [11, 12, 13]
+    lines = run(lambda: recording(8, before=True), tmp_path / "b", DETRUN_ATTEMPT="1").lines()
+    assert [line["step"] for line in lines] == [8, 9, 10]
