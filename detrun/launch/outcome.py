@@ -99,11 +99,7 @@ def outcome_of(folder: AttemptFolder, segment: Segment, launcher_code: int | Non
         rank, code = _failed_rank(folder, segment, first)
         error = (first.model_extra or {}).get("error")
         reason = (
-            str(error)
-            if error
-            else f"rank {rank} {ended_by(code)}"
-            if rank is not None
-            else f"the program {ended_by(code)}"
+            str(error) if error else f"rank {rank} {ended_by(code)}" if rank is not None else f"it {ended_by(code)}"
         )
         log = _telling_log(folder, segment, rank, first.task)
         exit_code = code if code >= 0 else 128 - code
@@ -115,14 +111,32 @@ def outcome_of(folder: AttemptFolder, segment: Segment, launcher_code: int | Non
 
 
 def _failed_rank(folder: AttemptFolder, segment: Segment, marker: TaskMarker) -> tuple[int | None, int]:
+    """The rank that failed first and its exit status, as far as anybody knows.
+
+    Every node's torchrun names the first failure it saw, and a rank that dies takes those on other nodes
+    along within moments: of those named, the one whose log was written to last, earliest, went first. (A
+    killed rank writes nothing; one that loses its peer writes an error.)
+    """
     code = marker.exit_code if marker.exit_code is not None else 1
     if segment.launcher == "srun" or segment.ranks == 1:
         return marker.task, -int(marker.signal) if isinstance(marker.signal, int) else code
+    named = []
     for task in range(segment.tasks):
         text = "\n".join(tail(folder.log_dir / f"task{task:05d}.log", 400))
         if found := _ROOT_CAUSE.search(text):
-            return int(found["rank"]), int(found["code"])
-    return None, code
+            rank = int(found["rank"])
+            named.append((_written(folder.log(rank)), rank, int(found["code"])))
+    if not named:
+        return None, code
+    _, rank, code = min(named)
+    return rank, code
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _telling_log(folder: AttemptFolder, segment: Segment, rank: int | None, task: int) -> Path:

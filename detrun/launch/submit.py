@@ -8,6 +8,7 @@ of its own, without what an enclosing Slurm job or launcher left in ours.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -96,7 +97,10 @@ def main(request_path: str) -> int:
     spec = JobSpec.read(Path(request["spec"]))
     try:
         if request["kind"] == "slurm":
-            executor: submitit.Executor = submitit.SlurmExecutor(folder=spec.folder)
+            # Without `exec` the batch shell would stand between scancel and our driver, die of its signal and
+            # leave the ranks behind.
+            python = f"exec {shlex.quote(sys.executable)}"
+            executor: submitit.Executor = submitit.SlurmExecutor(folder=spec.folder, python=python)
             executor.update_parameters(**slurm_parameters(spec, request))
         else:
             executor = submitit.LocalExecutor(folder=spec.folder)
