@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from detrun.compare.bits import distance, hexadecimal
+from detrun.compare.bits import distance, hexadecimal, ulp_distance
 from detrun.compare.chance import bound_of_clean_pairs, pairs_for_bound
 from detrun.compare.environment import (
     ArmContext,
@@ -18,6 +20,7 @@ from detrun.compare.environment import (
 from detrun.compare.environment_rules import RULES, effect_of
 from detrun.compare.folding import hosts, ranges, ranks_in_words, steps_in_words
 from detrun.compare.replicas import find_drift
+from detrun.fingerprint import scalar
 from detrun.records.environment_reader import RankEnvironment
 
 
@@ -64,6 +67,14 @@ def test_distances_and_how_they_look() -> None:
     assert hexadecimal(1.0) == "0x1p+0"
     assert hexadecimal(0.8012649) == (0.8012649).hex()
     assert hexadecimal(float("inf")) == "inf"
+
+
+@given(st.sampled_from(["float64", "float32", "bfloat16", "float16", "int32", "uint8"]), st.data())
+def test_the_quick_distance_is_the_exact_one(dtype: str, data: st.DataObject) -> None:
+    bits = st.integers(0, (1 << scalar.width(dtype)) - 1)
+    x, y = data.draw(bits), data.draw(bits)
+    a, b = scalar.format_bits(x, dtype), scalar.format_bits(y, dtype)
+    assert ulp_distance(a, b, dtype) == scalar.ulp_distance(x, y, dtype)
 
 
 # Environments

@@ -1,0 +1,1 @@
+"""What makes a training run repeatable at all: environment variables and torch's own switches."""

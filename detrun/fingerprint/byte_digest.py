@@ -1,0 +1,49 @@
+"""Digests of byte strings: xxh3-128, or BLAKE2b where xxhash is not installed. Does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_new_state: Callable[[], Any]
+try:
+    import xxhash
+except ImportError:
+    ALGORITHM, _new_state = "blake2b", partial(hashlib.blake2b, digest_size=16)
+else:
+    ALGORITHM, _new_state = "xxh3", xxhash.xxh3_128
+
+
+class ByteHasher:
+    """A running 128-bit digest. What is fed is framed, so that (ab, c) and (a, bc) differ."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self) -> None:
+        self._state: Any = _new_state()
+
+    def feed_bytes(self, raw: bytes | bytearray | memoryview) -> None:
+        """Add a byte string, or a contiguous view of bytes."""
+        self._state.update(b"%d:" % len(raw))
+        self._state.update(raw)
+
+    def feed_text(self, text: str) -> None:
+        self.feed_bytes(text.encode("utf-8", "surrogatepass"))
+
+    def raw(self) -> bytes:
+        """The 16 bytes of the digest so far."""
+        result: bytes = self._state.digest()
+        return result
+
+    def text(self) -> str:
+        """The digest so far, with its algorithm in front: `xxh3:` and 32 hex digits."""
+        return f"{ALGORITHM}:{self._state.hexdigest()}"
+
+
+def digest_bytes(raw: bytes | bytearray | memoryview) -> str:
+    """The digest of one byte string, with its algorithm in front."""
+    hasher = ByteHasher()
+    hasher.feed_bytes(raw)
+    return hasher.text()

@@ -1,0 +1,106 @@
+"""Takes any tensor apart into plain, dense, contiguous ones whose memory can be read.
+
+Distributed tensors give their local shard (no collective), wrapper subclasses their inner tensors, sparse ones their
+indices and values. What has no memory (meta and fake tensors) gives no part: only its description enters a digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""Types whose memory is their content."""
+
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensor: Tensor, tag: str = "") -> bytes:
+    """What beside the bytes makes two tensors equal: dtype, shape, and `tag`, which says what part of what this is."""
+    return f"{tag}|{dtype_name(tensor.dtype)}|{','.join(map(str, tensor.shape))};".encode()
+
+
+def parts(tensor: Tensor, tag: str = "") -> Iterator[tuple[bytes, Tensor | None]]:
+    """Yield (description, dense contiguous tensor or None) for each piece of memory `tensor` is made of, in a fixed
+    order. The tensor yielded is detached, on the device it was on, and is a copy only where the original is strided.
+    """
+    with torch.no_grad(), no_dispatch_modes():
+        yield from _parts(tensor, tag)
+
+
+def no_dispatch_modes() -> Any:
+    """Keeps a tracer or a profiler of the user's from seeing the operations of the recorder."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        return _disable_current_modes()
+    return nullcontext()
+
+
+def _parts(tensor: Tensor, tag: str) -> Iterator[tuple[bytes, Tensor | None]]:
+    if hasattr(tensor, "trigger_wait"):  # the result of a functional collective: its user would wait here, too
+        tensor = tensor.trigger_wait()
+    if type(tensor) not in PLAIN:
+        inner = _inner_tensors(tensor)
+        if inner is not None:
+            yield describe(tensor, f"{tag}<{type(tensor).__name__}>"), None
+            for name, piece in inner:
+                yield from _parts(piece, f"{tag}.{name}")
+            return
+        if not _has_memory(tensor):
+            yield describe(tensor, f"{tag}<{type(tensor).__name__}>"), None
+            return
+    if tensor.layout is torch.sparse_coo:
+        yield describe(tensor, f"{tag}<sparse>"), None
+        yield from _parts(tensor._indices(), f"{tag}.indices")
+        yield from _parts(tensor._values(), f"{tag}.values")
+    elif tensor.layout in _COMPRESSED:
+        yield describe(tensor, f"{tag}<{tensor.layout}>"), None
+        for name in _COMPRESSED[tensor.layout]:
+            yield from _parts(getattr(tensor, name)(), f"{tag}.{name}")
+        yield from _parts(tensor.values(), f"{tag}.values")
+    elif tensor.is_meta or tensor.layout is not torch.strided:
+        yield describe(tensor, f"{tag}<no memory>"), None
+    elif tensor.is_quantized:
+        yield f"{tag}<{tensor.qscheme()}>".encode(), None
+        yield from _parts(tensor.int_repr(), tag)
+    else:
+        yield describe(tensor, tag), _readable(tensor.detach())
+
+
+def _inner_tensors(tensor: Tensor) -> list[tuple[str, Tensor]] | None:
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, Tensor):
+        return [("local", local)]
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return None
+    names, _ = flatten()
+    return [(name, getattr(tensor, name)) for name in names]
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """False for a subclass that answers every operation itself: its own storage is a stand-in (fake tensors)."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()

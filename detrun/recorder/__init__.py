@@ -1,0 +1,66 @@
+"""Runs inside the training process: records bit-exact metrics and state digests of every step, and changes nothing.
+
+`install` hooks torch, `start` serves a program that never imports torch; both do nothing where detrun did not start
+the process. Importing this package imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from detrun.recorder.session import Session
+
+_session: Session | None = None
+
+
+def start() -> Session | None:
+    """The session of this process; made at the first call, None where detrun did not start the process."""
+    global _session
+    if _session is None:
+        import detrun
+        from detrun.recorder.session import Session, Settings
+
+        settings = Settings.from_environment(os.environ)
+        if settings is None:
+            return None
+        _session = Session(settings)
+        detrun._sink = _session.record
+    return _session
+
+
+def install() -> None:
+    """Hook torch, which must have been imported. Called by the `sitecustomize` that detrun puts on PYTHONPATH.
+
+    Never raises: what fails is left in the attempt's folder, and the missing records forbid the verdict "identical".
+    """
+    try:
+        session = start()
+        if session is None:
+            return
+        from detrun.recorder import hooks
+        from detrun.recorder.observer import Observer
+
+        hooks.install(session, Observer(session))
+        if session.settings.determinism == "strict":
+            from detrun.determinism.canonical import apply_torch_settings
+
+            apply_torch_settings()
+    except Exception:  # noqa: BLE001 - the program's run is worth more than its record
+        report_failure()
+
+
+def report_failure() -> None:
+    """Leave the current exception as `recorder/failed-<pid>.txt` in the attempt's folder; if even that fails, on
+    stderr."""
+    text = traceback.format_exc()
+    try:
+        folder = Path(os.environ["DETRUN_ATTEMPT_DIR"]) / "recorder"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"failed-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+    except (KeyError, OSError):
+        print(f"detrun: the recorder could not start:\n{text}", file=sys.stderr)

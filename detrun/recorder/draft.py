@@ -1,0 +1,135 @@
+"""What is known of a step that has not been written yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from detrun.recorder.pending import Scalar, Waiting
+from detrun.records.metrics_writer import MetricValue, StepLine
+
+
+class Digest(Waiting, Protocol):
+    """A digest that may still be on its way; `text` once it is ready."""
+
+    def text(self) -> str: ...
+
+
+@dataclass
+class Draft:
+    """Gathers a step: scalars and digests in the order in which they came up.
+
+    `losses`: the scalar each backward call started from. `clip_norms`: what each clipping returned. `own_norms`: for
+    each optimizer whose gradients nobody clipped, the norms of its gradients, one a device. `named`: what the program
+    recorded itself, as (name, source, value).
+    """
+
+    losses: list[Scalar] = field(default_factory=list)
+    clip_norms: list[Scalar] = field(default_factory=list)
+    own_norms: list[Scalar] = field(default_factory=list)
+    named: list[tuple[str, str, Scalar]] = field(default_factory=list)
+    batches: list[Digest] = field(default_factory=list)
+    gradients: list[Digest] = field(default_factory=list)
+    end_state: dict[str, Digest] = field(default_factory=dict)
+    rng: str | None = None
+    overflows: list[Scalar] = field(default_factory=list)
+    skipped: bool = False
+
+    def begun(self) -> bool:
+        """Has anything of this step happened?"""
+        return bool(self.losses or self.batches or self.named)
+
+    def absorb(self, later: Draft) -> None:
+        """Add what turned out to belong to the same step. The later end of the step is the step's end."""
+        for name in ("losses", "clip_norms", "own_norms", "named", "batches", "gradients", "overflows"):
+            getattr(self, name).extend(getattr(later, name))
+        self.end_state = later.end_state or self.end_state
+        self.rng = later.rng or self.rng
+        self.skipped = self.skipped or later.skipped
+
+    def waits_for(self) -> list[Waiting]:
+        scalars = [*self.losses, *self.clip_norms, *self.own_norms, *self.overflows]
+        scalars += [value for _, _, value in self.named]
+        return [*scalars, *self.batches, *self.gradients, *self.end_state.values()]
+
+    def line(self, step: int, *, with_state: bool) -> StepLine:
+        """The step's line; everything in `waits_for` must be ready."""
+        state: dict[str, str] = {}
+        if with_state:
+            for name in ("parameters", "gradients", "optimizer", "buffers"):
+                if name == "gradients":
+                    if self.gradients:
+                        state[name] = _together(self.gradients)
+                elif name in self.end_state:
+                    state[name] = self.end_state[name].text()
+        overflowed = any(float(value.value()) != 0.0 for value in self.overflows)
+        return StepLine(
+            step=step,
+            metrics=list(self.metrics()),
+            microbatches=len(self.losses) or len(self.batches) or None,
+            batch=_together(self.batches) if self.batches else None,
+            state=state,
+            rng=self.rng if with_state else None,
+            skipped=self.skipped or overflowed,
+        )
+
+    def metrics(self) -> Iterator[MetricValue]:
+        yield from _series("loss", "backward", self.losses, mean=True)
+        yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
+        if len(self.own_norms) == 1:
+            yield _metric("grad_norm", "recorder", self.own_norms[0])
+        elif self.own_norms:
+            yield _float64("grad_norm", "recorder", _root_of_squares(self.own_norms))
+        for name, source, value in self.named:
+            yield _metric(name, source, value)
+
+
+def _series(name: str, source: str, values: Sequence[Scalar], *, mean: bool) -> Iterator[MetricValue]:
+    """One value as it is. Several: each exactly, as `name[i]`, and under the plain name their float64 mean in order,
+    or, where a mean has no meaning, the last of them."""
+    if not values:
+        return
+    if len(values) == 1:
+        yield _metric(name, source, values[0])
+        return
+    if mean:
+        yield _float64(name, source, _mean(values))
+    else:
+        yield _metric(name, source, values[-1])
+    for index, value in enumerate(values):
+        yield _metric(f"{name}[{index}]", source, value)
+
+
+def _mean(values: Sequence[Scalar]) -> float:
+    total = 0.0
+    for value in values:
+        total += float(value.value())
+    return total / len(values)
+
+
+def _root_of_squares(values: Sequence[Scalar]) -> float:
+    total = 0.0
+    for value in values:
+        part = float(value.value())
+        total += part * part
+    return math.sqrt(total) if total == total else total
+
+
+def _metric(name: str, source: str, value: Scalar) -> MetricValue:
+    return MetricValue(name, source, value.bits(), value.dtype)
+
+
+def _float64(name: str, source: str, value: float) -> MetricValue:
+    from detrun.fingerprint.scalar import bits_of
+
+    return MetricValue(name, source, bits_of(value, "float64"), "float64")
+
+
+def _together(digests: Sequence[Digest]) -> str:
+    if len(digests) == 1:
+        return digests[0].text()
+    from detrun.recorder.digests import combined_text
+
+    return combined_text([digest.text() for digest in digests])

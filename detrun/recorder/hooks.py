@@ -1,0 +1,235 @@
+"""Where the recorder touches torch. Each wrapper passes its arguments and its result on as they are.
+
+The compiler must see torch as it is: a wrapper that is traced begins with a test that is constant there and leads
+straight to the original function, and the wrappers' own frames are never compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.amp
+import torch.autograd
+import torch.nn.utils
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from detrun.recorder.observer import Observer
+from detrun.recorder.session import Session
+
+_OPTIMIZER_FILE = Optimizer.__init__.__code__.co_filename
+
+
+class _Flags:
+    """Where the program is: inside a module, inside a backward pass. One object for all threads, on purpose: a
+    backward pass on a device recomputes activations on a thread of its own, and replicas run on their own threads."""
+
+    __slots__ = ("backward", "forward", "optimizer")
+
+    def __init__(self) -> None:
+        self.forward = False
+        self.backward = 0
+        self.optimizer = 0
+
+
+def install(session: Session, observer: Observer) -> None:
+    """Hook torch, once a process, right after it was imported."""
+    flags = _Flags()
+    _hook_modules(session, observer, flags)
+    _hook_backward(session, observer, flags)
+    _hook_clipping(session, observer)
+    _hook_optimizers(session, observer, flags)
+    _hook_scaler(session, observer)
+
+
+def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
+    original: Callable[..., Any] = nn.Module.__call__
+    begins = observer.forward_begins
+    run = session.run
+    is_grad_enabled = torch.is_grad_enabled
+
+    @functools.wraps(original)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or flags.forward:
+            return original(self, *args, **kwargs)
+        flags.forward = True
+        try:
+            if not flags.backward and is_grad_enabled() and self.training and next(self.parameters(), None) is not None:
+                run(begins, self, args, kwargs)
+            return original(self, *args, **kwargs)
+        finally:
+            flags.forward = False
+
+    _never_compile(call, inner_too=False)
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    # If the compiler was imported before: it compares a module's __call__ with the one it saw then.
+    _replace_everywhere("unpatched_nn_module_call", original, call)
+
+
+def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
+    original = torch.autograd.backward
+    begins = observer.backward_begins
+    run = session.run
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        if not flags.backward:
+            run(begins, args[0] if args else kwargs.get("tensors"))
+        flags.backward += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            flags.backward -= 1
+
+    _never_compile(backward, inner_too=False)
+    _replace_everywhere("backward", original, backward)
+
+
+def _hook_clipping(session: Session, observer: Observer) -> None:
+    run = session.run
+
+    def wrap(original: Callable[..., Any], norm_of: Callable[[tuple[Any, ...], dict[str, Any], Any], object]) -> Any:
+        @functools.wraps(original)
+        def clip(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(parameters, *args, **kwargs)
+            # A generator can be read once only, and the original is to have it.
+            given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            if isinstance(parameters, types.GeneratorType):
+                parameters = given or (nothing for nothing in given)
+            elif not isinstance(parameters, (Tensor, Sequence)):
+                parameters = given
+            run(observer.clip_begins, given)
+            result = original(parameters, *args, **kwargs)
+            run(observer.clip_ends, norm_of(args, kwargs, result))
+            return result
+
+        _never_compile(clip, inner_too=False)
+        return clip
+
+    def returned(_args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any) -> object:
+        return result
+
+    def given_total(args: tuple[Any, ...], kwargs: dict[str, Any], _result: Any) -> object:
+        return kwargs.get("total_norm", args[1] if len(args) > 1 else None)
+
+    utils = torch.nn.utils
+    for name, norm_of in (("clip_grad_norm_", returned), ("clip_grads_with_norm_", given_total)):
+        original = getattr(utils, name)
+        _replace_everywhere(name, original, wrap(original, norm_of))
+
+
+def _hook_optimizers(session: Session, observer: Observer, flags: _Flags) -> None:
+    run = session.run
+    original_init = Optimizer.__init__
+
+    @functools.wraps(original_init)
+    def init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        run(observer.constructed, self)
+
+    Optimizer.__init__ = init  # type: ignore[method-assign]
+
+    def begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if flags.optimizer and _optimizer_depth() <= 1:
+            flags.optimizer = 0  # an earlier step raised, and its end was never told
+        flags.optimizer += 1
+        if flags.optimizer == 1:
+            run(observer.optimizer_begins, optimizer, _closure(args, kwargs))
+
+    def ends(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        flags.optimizer -= 1
+        if flags.optimizer == 0:
+            run(observer.optimizer_ends, optimizer, _closure(args, kwargs))
+
+    # Inside a compiled function these two are calls that the compiler leaves to Python. torch's own optimizers break
+    # the graph at the head of `step` anyway; where nothing else breaks it, neither may the recorder.
+    for event in (begins, ends):
+        event._torchdynamo_disable = True  # type: ignore[attr-defined]
+    own = torch.optim
+
+    def pre(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if is_dynamo_compiling() and not hasattr(own, type(optimizer).__name__):
+            return
+        begins(optimizer, args, kwargs)
+
+    def post(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if is_dynamo_compiling() and not hasattr(own, type(optimizer).__name__):
+            return
+        ends(optimizer, args, kwargs)
+
+    for hook in (begins, ends, pre, post):
+        _never_compile(hook, inner_too=True)
+    _never_compile(init, inner_too=False)
+    register_optimizer_step_pre_hook(pre)
+    register_optimizer_step_post_hook(post)
+
+
+def _hook_scaler(session: Session, observer: Observer) -> None:
+    scaler = torch.amp.GradScaler
+    original_step: Callable[..., Any] = scaler.step
+    original_scale: Callable[..., Any] = scaler.scale
+    run = session.run
+
+    @functools.wraps(original_step)
+    def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        calls = observer.optimizer_calls
+        result = original_step(self, optimizer, *args, **kwargs)
+        if observer.optimizer_calls == calls and self.is_enabled() and isinstance(optimizer, Optimizer):
+            run(observer.skipped, optimizer)
+        return result
+
+    @functools.wraps(original_scale)
+    def scale(self: Any, outputs: Any) -> Any:
+        result = original_scale(self, outputs)
+        if isinstance(outputs, Tensor) and isinstance(result, Tensor) and not is_dynamo_compiling():
+            run(observer.scaled, outputs, result)
+        return result
+
+    for hook in (step, scale):
+        _never_compile(hook, inner_too=False)
+    scaler.step = step  # type: ignore[method-assign]
+    scaler.scale = scale  # type: ignore[method-assign]
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> object:
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def _optimizer_depth() -> int:
+    """How many optimizer steps are being executed on this thread: an optimizer may wrap another one, and one that
+    raised leaves no trace. torch's own wrapper around each `step` is counted on the stack."""
+    depth = 0
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _OPTIMIZER_FILE:
+            depth += 1
+        frame = frame.f_back
+    return depth
+
+
+def _replace_everywhere(name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+    """Replace a function in every module that has it under its name, also where it was imported by name."""
+    for module in list(sys.modules.values()):
+        namespace = getattr(module, "__dict__", None)
+        if isinstance(namespace, dict) and namespace.get(name) is original:
+            setattr(module, name, wrapper)
+
+
+def _never_compile(function: Callable[..., Any], *, inner_too: bool) -> None:
+    """Keep the compiler's frame evaluation off a wrapper's frame, without importing the compiler."""
+    from torch._C._dynamo import eval_frame
+
+    skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, skip if inner_too else default)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)

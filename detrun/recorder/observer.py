@@ -1,0 +1,233 @@
+"""Turns what torch does (forward, backward, clipping, optimizer steps) into what a step's record holds.
+
+Draws no random number, adds no collective, waits for no device, and keeps no tensor, module or optimizer alive beyond
+the call in which it saw it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from detrun.recorder.batch import batch_digest
+from detrun.recorder.draft import Digest, Draft
+from detrun.recorder.norm import gradient_norm
+from detrun.recorder.optimizers import Optimizers, owns_any, parameters_of
+from detrun.recorder.pending import Scalar, read, scalar_from
+from detrun.recorder.session import Session
+from detrun.recorder.state import buffers_digest, gradients_digest, optimizer_digest, tensors_digest
+from detrun.recorder.steps import Cycle
+
+
+class Observer:
+    """The events of one process, in the order of the program. Every method is called through `Session.run`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.optimizers = Optimizers()
+        self.cycle = Cycle()
+        self.optimizer_calls = 0
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._clipped: set[int] = set()
+        self._before_clip: dict[int, Digest] = {}
+        self._unscaled: tuple[weakref.ref[Tensor], Scalar] | None = None
+        self._environment_due = True
+        self._has_graphs = bool(torch.version.cuda or torch.version.hip)
+
+    # Forward and backward
+
+    def forward_begins(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module was called from outside any other module, in training: a micro-batch begins."""
+        if self._capturing():
+            return
+        session = self.session
+        if session.initial_rng is None:
+            session.initial_rng = session.streams.digests()
+        if not any(reference() is root for reference in self._roots):
+            self._roots = [reference for reference in self._roots if reference() is not None]
+            self._roots.append(weakref.ref(root))
+        session.show("forward")
+        session.draft.batches.append(batch_digest(args, kwargs))
+
+    def scaled(self, outputs: Tensor, result: Tensor) -> None:
+        """A gradient scaler multiplied a loss: the loss is what was there before."""
+        if outputs.numel() == 1:
+            value = scalar_from(outputs)
+            if value is not None:
+                self._unscaled = (weakref.ref(result), value)
+
+    def backward_begins(self, tensors: Tensor | Sequence[Tensor] | None) -> None:
+        """An outermost backward pass begins: what it starts from, if it is one number, is a loss."""
+        if self._capturing():
+            return
+        session = self.session
+        if session.initial_rng is None:
+            session.initial_rng = session.streams.digests()
+        session.show("backward")
+        # Gradients that were looked at before a clipping are not the ones that will be used.
+        self._before_clip.clear()
+        self._clipped.clear()
+        candidates = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors or ())
+        for tensor in candidates:
+            if tensor.numel() == 1:
+                unscaled, self._unscaled = self._unscaled, None
+                if unscaled is not None and unscaled[0]() is tensor:
+                    session.draft.losses.append(unscaled[1])
+                else:
+                    value = scalar_from(tensor)
+                    if value is not None:
+                        session.draft.losses.append(value)
+                return
+
+    # Clipping
+
+    def clip_begins(self, parameters: Sequence[Tensor]) -> None:
+        """Gradients are about to be clipped: the last moment at which they are what backward and reduction made."""
+        if self._capturing() or not parameters:
+            return
+        serials = self.optimizers.serials()
+        due = self._state_may_be_due()
+        if len(serials) == 1 and not due:
+            self._clipped.update(serials)
+            return
+        for serial, optimizer in self.optimizers.live().items():
+            if len(serials) == 1 or owns_any(optimizer, parameters):
+                self._clipped.add(serial)
+                if due and serial not in self._before_clip:
+                    self._before_clip[serial] = self._gradients(optimizer)
+
+    def clip_ends(self, norm: object) -> None:
+        """The clipping returned the norm it found."""
+        if self._capturing():
+            return
+        value = scalar_from(norm)
+        if value is not None:
+            self.session.draft.clip_norms.append(value)
+
+    # Optimizers
+
+    def constructed(self, optimizer: Optimizer) -> None:
+        self.optimizers.serial(optimizer)
+        self.session.has_optimizers = True
+
+    def optimizer_begins(self, optimizer: Optimizer, closure: object) -> None:
+        """An outermost optimizer's step begins; with a closure, forward and backward run inside it."""
+        self.optimizer_calls += 1
+        if self._capturing():
+            self.session.warn("an optimizer step was captured into a graph; its replays are not seen")
+            return
+        session = self.session
+        session.has_optimizers = True
+        serial = self.optimizers.serial(optimizer)
+        if self.cycle.begins(serial):
+            self._close()
+        if self._environment_due:
+            self._environment_due = False
+            self._write_environment()
+        session.show("optimizer")
+        overflow = getattr(optimizer, "found_inf", None)
+        if isinstance(overflow, Tensor):
+            session.draft.overflows.append(Scalar("float32", read(overflow.detach().float())))
+        if not callable(closure):
+            self._take_gradients(serial, optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer, closure: object) -> None:
+        """An outermost optimizer's step ended: perhaps a training step has."""
+        if self._capturing():
+            return
+        serial = self.optimizers.serial(optimizer)
+        if callable(closure):
+            self._take_gradients(serial, optimizer)
+        self._ends(serial, optimizer)
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """A gradient scaler found an overflow and did not call the optimizer."""
+        self.optimizer_begins(optimizer, None)
+        self.session.draft.skipped = True
+        self._ends(self.optimizers.serial(optimizer), optimizer)
+
+    def _ends(self, serial: int, optimizer: Optimizer) -> None:
+        session = self.session
+        complete = self.cycle.ends(serial, self.optimizers.serials())
+        # Until the cycle is complete the step is held: if the same optimizer comes again, it ended here.
+        if session.held is None:
+            held = session.held = session.draft
+        else:
+            held = session.held
+            held.absorb(session.draft)
+        session.draft = Draft()
+        if session.state_due(session.closed + 1):
+            started = time.thread_time()
+            self._take_state(held, optimizer)
+            session.charge("state", started)
+        if complete:
+            self._close()
+            session.show("between")
+
+    def _close(self) -> None:
+        self.cycle.closed()
+        with self.session.lock:
+            self.session.close_held()
+
+    # What is read
+
+    def _take_gradients(self, serial: int, optimizer: Optimizer) -> None:
+        session = self.session
+        before_clip = self._before_clip.pop(serial, None)
+        if self._state_may_be_due():
+            session.draft.gradients.append(before_clip or self._gradients(optimizer))
+        if serial in self._clipped:
+            self._clipped.discard(serial)
+        else:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            session.draft.own_norms += gradient_norm(gradients)
+
+    def _gradients(self, optimizer: Optimizer) -> Digest:
+        started = time.thread_time()
+        digest = gradients_digest(parameters_of([optimizer]))
+        self.session.charge("state", started)
+        return digest
+
+    def _state_may_be_due(self) -> bool:
+        # While a step is held, what happens may still be a part of it.
+        session = self.session
+        return session.state_due(session.closed + 1) or (
+            session.held is not None and session.state_due(session.closed + 2)
+        )
+
+    def _take_state(self, held: Draft, optimizer: Optimizer) -> None:
+        live = self.optimizers.live()
+        known = [live[serial] for serial in sorted(self.cycle.known) if serial in live]
+        stepped = [live[serial] for serial in sorted(self.cycle.stepped) if serial in live]
+        held.end_state = {
+            "parameters": tensors_digest(parameters_of(known or [optimizer])),
+            "optimizer": optimizer_digest(stepped or [optimizer]),
+        }
+        buffers = buffers_digest(self._live_roots())
+        if buffers is not None:
+            held.end_state["buffers"] = buffers
+        held.rng = self.session.streams.rolled_up()
+
+    def _write_environment(self) -> None:
+        started = time.thread_time()
+        parameters = parameters_of(self.optimizers.live().values())
+        digest = tensors_digest(parameters)
+        digest.wait()
+        self.session.charge("state", started)
+        self.session.write_environment({"parameters": digest.text()}, self._live_roots())
+
+    def _capturing(self) -> bool:
+        """Is a device graph being captured? What the recorder did then would become a part of the graph."""
+        if not self._has_graphs:
+            return False
+        cuda: Any = torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+    def _live_roots(self) -> list[nn.Module]:
+        return [root for root in (reference() for reference in self._roots) if root is not None]

@@ -1,0 +1,61 @@
+"""The optimizers of this process, in the order they were constructed. Holds none of them alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Optimizers:
+    """Gives each optimizer a serial number, the same one in equal runs."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._by_id: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        self._serials: set[int] = set()
+
+    def serial(self, optimizer: Optimizer) -> int:
+        """Its number; an optimizer seen for the first time (constructed, or unpickled and now stepping) gets one."""
+        key = id(optimizer)
+        entry = self._by_id.get(key)
+        if entry is not None and entry[0]() is optimizer:
+            return entry[1]
+        self._next += 1
+        serial = self._next
+        serials, by_id = self._serials, self._by_id
+
+        def gone(reference: weakref.ref[Optimizer]) -> None:
+            serials.discard(serial)
+            if by_id.get(key, (None, 0))[0] is reference:
+                del by_id[key]
+
+        by_id[key] = (weakref.ref(optimizer, gone), serial)
+        serials.add(serial)
+        return serial
+
+    def serials(self) -> AbstractSet[int]:
+        """The numbers of those that still exist."""
+        return self._serials
+
+    def live(self) -> dict[int, Optimizer]:
+        """Those that still exist, by serial number, in order."""
+        found = {serial: reference() for reference, serial in list(self._by_id.values())}
+        return {serial: optimizer for serial, optimizer in sorted(found.items()) if optimizer is not None}
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Each parameter once, in order of optimizer, group and position."""
+    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+    if len(groups) == 1:
+        return list(groups[0])
+    return list({id(parameter): parameter for group in groups for parameter in group}.values())
+
+
+def owns_any(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Does it update at least one of these parameters?"""
+    wanted = {id(parameter) for parameter in parameters}
+    return any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,306 @@
+"""The recorder of this process: its settings, its files, its open step. Does not import torch.
+
+Files are opened at the first step, so that a launcher, a data loader's worker or any other child process that
+inherits the environment never writes. Nothing in here may break the program: whatever goes wrong is kept as a warning,
+and the records that are missing then forbid the verdict "identical".
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import detrun
+from detrun.recorder import environment
+from detrun.recorder.draft import Draft
+from detrun.recorder.pending import Outbox, Scalar, scalar_from
+from detrun.recorder.progress import Cost, Progress, write_atomically
+from detrun.recorder.rng import RngStreams
+from detrun.recorder.steps import Numbering
+from detrun.records.metrics_writer import MetricsWriter, MetricValue, RankTaken, encode, encode_supplement
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_COST_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the launcher asks of the recorder, from the environment of the process."""
+
+    attempt_dir: str
+    arm: str = "a"
+    attempt: int = 0
+    state_every: int = 1
+    determinism: str = "none"
+    steps_done: int | None = 0
+    """Steps that earlier attempts of this arm took (DETRUN_STEPS_DONE); None if nobody said."""
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> Settings | None:
+        """None where detrun did not start this process."""
+        folder = env.get("DETRUN_ATTEMPT_DIR")
+        if not folder:
+            return None
+        attempt = int(env.get("DETRUN_ATTEMPT") or 0)
+        done = env.get("DETRUN_STEPS_DONE")
+        return Settings(
+            attempt_dir=folder,
+            arm=env.get("DETRUN_ARM") or "a",
+            attempt=attempt,
+            state_every=int(env.get("DETRUN_STATE_EVERY") or 1),
+            determinism=env.get("DETRUN_DETERMINISM") or "none",
+            steps_done=int(done) if done else (0 if attempt == 0 else None),
+        )
+
+
+class Session:
+    """Owns the records of this process.
+
+    `held` is a step that may be complete but may also get another optimizer's call; `draft` is what has happened since.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.attempt = Path(settings.attempt_dir)
+        self.numbering = Numbering(settings.attempt, settings.steps_done)
+        self.closed = self.numbering.first() - 1
+        self.draft = Draft()
+        self.held: Draft | None = None
+        self.has_optimizers = False
+        self.off = False
+        self.cost = Cost()
+        self.streams = RngStreams()
+        self.initial_rng: dict[str, str] | None = None
+        self.lock = threading.RLock()
+        self._child_of_recorded = False
+        self._forked_without_group = False
+        self._steps_written = 0
+        self._writer: MetricsWriter | None = None
+        self._progress: Progress | None = None
+        self._rank = 0
+        self._nested = 0.0
+        self._outbox = Outbox(self._write)
+        self._environment_written = False
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forked)
+
+    # What the hooks call
+
+    def run(self, event: Callable[..., None], *args: object) -> None:
+        """Call a part of the recorder from inside the program: nothing it raises gets out, and its time is counted."""
+        if self.off:
+            return
+        started = time.thread_time()
+        self._nested = 0.0
+        try:
+            event(*args)
+        except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
+            self.warn(f"{event.__name__}: {type(error).__name__}: {error}")
+        finally:
+            self.cost.cpu_seconds["metrics"] += time.thread_time() - started - self._nested
+
+    def charge(self, purpose: str, started: float) -> None:
+        """Count thread time since `started` for `purpose` instead of for the metrics."""
+        spent = time.thread_time() - started
+        self.cost.cpu_seconds[purpose] += spent
+        self._nested += spent
+
+    def warn(self, text: str) -> None:
+        self.cost.warn(text)
+
+    def record(self, step: int, metrics: dict[str, object]) -> None:
+        """`detrun.record`."""
+        self.run(self._record, step, metrics)
+
+    def next_step(self) -> int:
+        """The number of the step that `draft` gathers."""
+        return self.closed + (1 if self.held is None else 2)
+
+    def state_due(self, step: int) -> bool:
+        every = self.settings.state_every
+        return every > 0 and step % every == 0
+
+    def show(self, phase: str) -> None:
+        """Tell where the program is, once this process is known to train."""
+        if self._progress is None:
+            if not self._may_record():
+                return
+            self._progress = Progress(self.attempt, environment.current_rank())
+        self._progress.show(self.next_step() if phase != "between" else self.closed, phase)
+
+    def close_held(self) -> None:
+        """The held step is complete: give it its number and write it when its values are there."""
+        held, self.held = self.held, None
+        if held is None:
+            return
+        self.closed += 1
+        step = self.closed
+        if not self._open():
+            return
+        with_state = self.state_due(step)
+        waits_for = held.waits_for()
+        self._outbox.put(step, waits_for, lambda: encode(held.line(step, with_state=with_state)))
+        self._steps_written += 1
+        if self._steps_written == 1 or self._steps_written % _COST_EVERY == 0:
+            started = time.thread_time()
+            self._write_cost()
+            self.charge("other", started)
+
+    def drain(self) -> None:
+        """Write all that is known, waiting for devices if need be: the process is about to end or to be killed."""
+        with self.lock:
+            if not self.off:
+                self.close_held()
+                if self.draft.named and self._open():
+                    named, self.draft.named = self.draft.named, []
+                    step = self.next_step()
+                    self._outbox.put(step, [v for _, _, v in named], lambda: _supplement(step, named))
+                self._outbox.drain()
+
+    def finish(self) -> None:
+        """At the end of the process; more than one call does no harm."""
+        if self.off or self._writer is None:
+            return
+        try:
+            self.drain()
+            if self._progress is not None:
+                self._progress.show(self.closed, "end")
+            self._write_cost()
+        except Exception as error:  # noqa: BLE001 - the interpreter is shutting down; what is written is written
+            self.warn(f"finish: {type(error).__name__}: {error}")
+
+    def write_environment(self, initial: Mapping[str, Any], roots: list[nn.Module]) -> None:
+        """`environment/rank<r>.json`, once, before the first step changes anything."""
+        if self._environment_written or not self._open():
+            return
+        self._environment_written = True
+        started = time.thread_time()
+        copies = environment.replicas(roots)
+        document = environment.describe_process(self._rank)
+        document["initial"] = {**initial, "rng": self.initial_rng or self.streams.digests()}
+        document["coordinates"] = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
+        document["replicas"] = copies
+        document["recorder"] = environment.recorder_settings(
+            {"state_every": self.settings.state_every, "determinism": self.settings.determinism}, detrun.__version__
+        )
+        write_atomically(self.attempt / "environment" / f"rank{self._rank:05d}.json", document)
+        self.charge("other", started)
+
+    # The explicit call
+
+    def _record(self, step: int, metrics: dict[str, object]) -> None:
+        with self.lock:
+            values: list[tuple[str, str, Scalar]] = []
+            for name, value in metrics.items():
+                scalar = scalar_from(value)
+                if scalar is None:
+                    self.warn(f"record({name}=…): not a number but {type(value).__name__}; left out")
+                else:
+                    values.append((name, "record", scalar))
+            taken = self.closed + (0 if self.held is None else 1)
+            none_yet = taken < self.numbering.first()
+            begun = self.draft.begun() or not self.has_optimizers
+            current = taken + 1 if begun or none_yet else taken
+            unsettled = self.numbering.shift is None
+            number = self.numbering.translate(int(step), current, begun or not none_yet)
+            if unsettled and self.numbering.done is None and number != current:
+                self.closed += number - current  # an attempt resumed from where only the program knows
+            self._place(number, values)
+
+    def _place(self, number: int, values: list[tuple[str, str, Scalar]]) -> None:
+        if not self.has_optimizers and number > self.closed:
+            # Nothing else tells where a step ends: the first record of a step closes it.
+            self.write_environment({}, [])
+            self.draft.named += values
+            self.closed, self.held, self.draft = number - 1, self.draft, Draft()
+            self.close_held()
+        elif self.held is not None and number == self.closed + 1:
+            self.held.named += values
+        elif number == self.next_step():
+            self.draft.named += values
+        elif self._open():
+            waits_for = [value for _, _, value in values]
+            self._outbox.put(max(number, self.closed), waits_for, lambda: _supplement(number, values))
+
+    # Files
+
+    def _open(self) -> bool:
+        """Open the metrics file if this process may write; False if it is to stay out."""
+        if self._writer is not None:
+            return not self.off
+        if self.off or not self._may_record():
+            return False
+        self._rank = environment.current_rank()
+        try:
+            self._writer = MetricsWriter(self.attempt, self._rank)
+        except RankTaken:
+            self.off = True
+            return False
+        except OSError as error:
+            self._stop_writing(error)
+            return False
+        if "multiprocessing" in sys.modules:
+            _finish_with_child(self.finish)
+        return True
+
+    def _may_record(self) -> bool:
+        if self._child_of_recorded:
+            return False
+        if self._forked_without_group and not environment.has_process_group():
+            return False  # a forked helper; a forked rank makes itself a process group
+        data = sys.modules.get("torch.utils.data")
+        return data is None or data.get_worker_info() is None
+
+    def _write(self, line: bytes) -> None:
+        if self._writer is None or self.off:
+            return
+        try:
+            self._writer.write(line)
+        except OSError as error:
+            self._stop_writing(error)
+
+    def _stop_writing(self, error: OSError) -> None:
+        self.off = True
+        self.warn(f"records end here: {error}")
+        print(
+            f"detrun: cannot write the records of this rank to {self.attempt} ({error}); the training goes on, and "
+            "will count as not verified",
+            file=sys.stderr,
+        )
+
+    def _write_cost(self) -> None:
+        self.cost.write(self.attempt, self._rank, self._steps_written)
+
+    def _forked(self) -> None:
+        if self._writer is not None or self._child_of_recorded:
+            self._child_of_recorded = True
+            self.off = True
+        elif not environment.has_process_group():
+            self._forked_without_group = True
+        else:
+            self.off = True  # a helper of a rank that has not stepped yet
+        self._progress = None
+
+
+def _supplement(step: int, values: list[tuple[str, str, Scalar]]) -> bytes:
+    return encode_supplement(
+        step, [MetricValue(name, source, value.bits(), value.dtype) for name, source, value in values]
+    )
+
+
+def _finish_with_child(finish: Callable[[], None]) -> None:
+    # A child of multiprocessing leaves by os._exit and runs its own finalizers only.
+    from multiprocessing import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:
+        Finalize(None, finish, exitpriority=-100)

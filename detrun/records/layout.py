@@ -1,0 +1,168 @@
+"""Where each file of an experiment lies: the one place that knows the folder's shape.
+
+    <archive>/<id>/
+        .detrun-experiment      marks the folder as ours
+        experiment.json         what was asked
+        recorder/ code/ jobs/   what the arms run with
+        arms/<arm>/work/        the arm's own output folder
+        arms/<arm>/attempt-<n>/ job.json marker/ environment/ metrics/ recorder/ progress/ log/
+        verdict.json report.html
+
+Names only: nothing here reads or writes, except for listing which attempts and rank files exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKER = ".detrun-experiment"
+
+_ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,5})")
+_RANK_FILE = re.compile(r"rank([0-9]{5,})\.([a-z]+)")
+
+
+def rank_name(rank: int, extension: str) -> str:
+    """`rank00003.jsonl`: the name of one rank's file."""
+    return f"rank{rank:05d}.{extension}"
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """One start of an arm."""
+
+    path: Path
+    arm: str
+    number: int
+
+    @property
+    def job_file(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def marker_dir(self) -> Path:
+        return self.path / "marker"
+
+    @property
+    def metrics_dir(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def environment_dir(self) -> Path:
+        return self.path / "environment"
+
+    @property
+    def recorder_dir(self) -> Path:
+        return self.path / "recorder"
+
+    @property
+    def progress_dir(self) -> Path:
+        return self.path / "progress"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.path / "log"
+
+    def marker(self, task: int) -> Path:
+        return self.marker_dir / f"task{task:05d}.json"
+
+    def metrics(self, rank: int) -> Path:
+        return self.metrics_dir / rank_name(rank, "jsonl")
+
+    def environment(self, rank: int) -> Path:
+        return self.environment_dir / rank_name(rank, "json")
+
+    def recorder(self, rank: int) -> Path:
+        return self.recorder_dir / rank_name(rank, "json")
+
+    def progress(self, rank: int) -> Path:
+        return self.progress_dir / f"rank{rank:05d}"
+
+    def log(self, rank: int) -> Path:
+        return self.log_dir / rank_name(rank, "log")
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    """One experiment in an archive; usable wherever a path is."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def experiment_file(self) -> Path:
+        return self.path / "experiment.json"
+
+    @property
+    def verdict_file(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def recorder_dir(self) -> Path:
+        return self.path / "recorder"
+
+    @property
+    def code_dir(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def jobs_dir(self) -> Path:
+        return self.path / "jobs"
+
+    def arm_dir(self, arm: str) -> Path:
+        return self.path / "arms" / arm
+
+    def work_dir(self, arm: str) -> Path:
+        return self.arm_dir(arm) / "work"
+
+    def attempt(self, arm: str, number: int) -> AttemptFolder:
+        return AttemptFolder(self.arm_dir(arm) / f"attempt-{number}", arm, number)
+
+    def attempts(self, arm: str) -> list[AttemptFolder]:
+        """The attempts of an arm that have a folder, in order."""
+        try:
+            names = os.listdir(self.arm_dir(arm))  # noqa: PTH208  (names only; no stat each)
+        except OSError:
+            return []
+        numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
+        return [self.attempt(arm, number) for number in numbers]
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """What lies in a folder that should hold one file a rank: the ranks, and whatever else."""
+
+    ranks: frozenset[int]
+    others: tuple[str, ...]
+
+
+def rank_files(folder: Path, extension: str) -> RankFiles:
+    """The ranks that have a file in `folder`, whatever kind it is, and the names that are nobody's."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return RankFiles(frozenset(), ())
+    ranks: set[int] = set()
+    others: list[str] = []
+    for name in names:
+        match = _RANK_FILE.fullmatch(name)
+        if match and match[2] == extension and name == rank_name(int(match[1]), extension):
+            ranks.add(int(match[1]))
+        elif not name.startswith("."):
+            others.append(name)
+    return RankFiles(frozenset(ranks), tuple(others))

@@ -1,0 +1,119 @@
+"""Writes `metrics/rank<r>.jsonl`: a line a step, exact bits, appended at once. Standard library only.
+
+Nothing volatile (no times, no hosts) is in a line, so that equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from detrun.fingerprint.scalar import format_bits, json_value
+
+VERSION = 1
+
+_quoted = json.encoder.encode_basestring_ascii
+
+PRECEDENCE = ("record", "adapter", "clip_grad_norm_", "backward", "recorder")
+"""Whose word on a metric keeps the plain name, best first."""
+
+
+class MetricValue(NamedTuple):
+    """One recorded scalar: `bits` of `dtype` (torch's name without "torch."), and who said so."""
+
+    name: str
+    source: str
+    bits: int
+    dtype: str
+
+
+class StepLine(NamedTuple):
+    """What the main line of a step holds. Digests carry their algorithm in front; None and empty are left out."""
+
+    step: int
+    metrics: Sequence[MetricValue]
+    microbatches: int | None = None
+    batch: str | None = None
+    state: Mapping[str, str] | None = None
+    rng: str | None = None
+    skipped: bool = False
+
+
+def encode(line: StepLine) -> bytes:
+    """The line as UTF-8 JSON with its newline. Equal steps give equal bytes."""
+    text = _head(line.step, line.metrics)
+    if line.batch is not None:
+        text += f',"batch":"{line.batch}"'
+    if line.microbatches is not None:
+        text += f',"microbatches":{line.microbatches}'
+    if line.skipped:
+        text += ',"skipped":true'
+    if line.state:
+        text += ',"state":{' + ",".join([f'"{name}":"{digest}"' for name, digest in line.state.items()]) + "}"
+    if line.rng is not None:
+        text += f',"rng":"{line.rng}"'
+    return f"{text}}}\n".encode()
+
+
+def encode_supplement(step: int, metrics: Sequence[MetricValue]) -> bytes:
+    """Metrics that became known after the step's main line was written; readers merge lines by step."""
+    return f"{_head(step, metrics)}}}\n".encode()
+
+
+class RankTaken(Exception):  # noqa: N818 - it says what happened, and is no error of the program
+    """Another process already writes as this rank; a note for the reader lies beside its file."""
+
+
+class MetricsWriter:
+    """Appends lines to one rank's file. One `write` a line: a killed process loses at most its unfinished tail."""
+
+    def __init__(self, attempt: Path, rank: int) -> None:
+        """Create the file. Raises RankTaken if it exists, OSError if it cannot be created."""
+        folder = attempt / "metrics"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank{rank:05d}.jsonl"
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            note = folder / f"rank{rank:05d}.conflict-{os.getpid()}"
+            note.write_text(f"process {os.getpid()} also ran as rank {rank} and was not recorded\n", encoding="utf-8")
+            raise RankTaken(f"{path} is written by another process") from None
+
+    def write(self, line: bytes) -> None:
+        """Append a line. Raises OSError (a full disk, a lost mount); nothing more should be written then."""
+        written = os.write(self._file, line)
+        while written < len(line):
+            written += os.write(self._file, line[written:])
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _named(metrics: Sequence[MetricValue]) -> dict[str, MetricValue]:
+    """By name; where sources compete the better one has the plain name and the other is kept as `name (source)`."""
+    named: dict[str, MetricValue] = {}
+    for value in metrics:
+        held = named.get(value.name)
+        if held is None or held.source == value.source:
+            named[value.name] = value  # the program's last word counts
+            continue
+        winner, loser = sorted((held, value), key=lambda v: PRECEDENCE.index(v.source))
+        named[value.name] = winner
+        named[f"{value.name} ({loser.source})"] = loser
+    return named
+
+
+def _head(step: int, metrics: Sequence[MetricValue]) -> str:
+    # Put together by hand: a general encoder costs more than everything else that is recorded of a small step.
+    fields = []
+    for name, metric in _named(metrics).items():
+        shown = json_value(metric.bits, metric.dtype)
+        value = f'"{shown}"' if isinstance(shown, str) else repr(shown)
+        fields.append(
+            f'{_quoted(name)}:{{"bits":"{format_bits(metric.bits, metric.dtype)}","dtype":"{metric.dtype}",'
+            f'"value":{value},"source":"{metric.source}"}}'
+        )
+    return f'{{"v":{VERSION},"step":{step},"metrics":{{{",".join(fields)}}}'

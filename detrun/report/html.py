@@ -1,0 +1,61 @@
+"""report.html: the verdict as one page that needs no network, made from verdict.json and experiment.json alone.
+
+Everything in it is escaped by default: names, values and log lines come from programs that nobody vouches for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from detrun.compare.folding import hosts
+from detrun.records.files import write_atomically
+from detrun.records.jobs import ExperimentFile
+from detrun.records.verdict import Verdict
+from detrun.report import words
+from detrun.report.chart import figure, plotly_script, save_script
+
+MAX_REASONS = 100
+_HEADS = {"identical": "IDENTICAL", "diverged": "DIVERGED", "not-verified": "NOT VERIFIED"}
+
+
+def render_html(
+    verdict: Verdict, experiment: ExperimentFile, *, plotly_link: str = "", standalone: bool = False
+) -> str:
+    """The page. plotly_link: where the page finds plotly's script; standalone: the script is in the page."""
+    chart = figure(verdict)
+    source = Markup(plotly_script()[1].read_text(encoding="utf-8")) if chart and standalone else None  # noqa: S704
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True
+    )
+    facts = [words.declared(verdict), *words.context(verdict, experiment), words.cost(verdict), words.chance(verdict)]
+    return environment.get_template("report.html.j2").render(
+        verdict=verdict,
+        experiment=experiment,
+        head=_HEADS[verdict.verdict],
+        sentence=words.sentence(verdict, experiment),
+        below=words.after_the_first(verdict, experiment),
+        rows=words.first_rows(verdict, experiment),
+        facts=[fact for fact in facts if fact],
+        settings=[f for f in verdict.of_kind("environment") if "setting" in f.where],
+        chart=chart,
+        plotly_link=plotly_link,
+        plotly_name=plotly_link.rpartition("/")[2],
+        plotly_source=source,
+        hosts=hosts,
+        limit=MAX_REASONS,
+    )
+
+
+def write_report(path: Path, verdict: Verdict, experiment: ExperimentFile, *, standalone: bool = False) -> None:
+    """Writes the page by rename, with plotly's script once an archive beside the experiments' folders.
+
+    Raises ArchiveError where either cannot be written.
+    """
+    link = ""
+    if not standalone and figure(verdict) is not None:
+        link = f"../assets/{save_script(path.parent.parent)}"
+    page = render_html(verdict, experiment, plotly_link=link, standalone=standalone)
+    write_atomically(path, page.encode("utf-8", "backslashreplace"))

@@ -1,0 +1,189 @@
+"""A verdict as a person reads it on stdout: the first line answers, the last says what to do next.
+
+Meaning is never carried by color alone. On a terminal lines are wrapped at words; in a pipe they are left whole.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from detrun.records.files import one_line
+from detrun.records.jobs import ExperimentFile
+from detrun.records.verdict import Verdict
+from detrun.report import words
+
+COMMANDS = frozenset({"report", "logs", "pair"})
+"""Commands that hints may name, unless the caller knows better."""
+
+MAX_REASONS = 20
+MAX_LOG_LINES = 12
+MAX_ROWS = 16
+_HEADS = {
+    "identical": ("IDENTICAL", "bold green"),
+    "diverged": ("DIVERGED", "bold red"),
+    "not-verified": ("NOT VERIFIED", "bold yellow"),
+}
+
+
+def render(
+    verdict: Verdict, experiment: ExperimentFile, console: Console, commands: Collection[str] = COMMANDS
+) -> None:
+    """Prints the report. commands: those of `detrun` that exist, so that no hint names one that does not."""
+    for line in lines(verdict, experiment, console.width, commands):
+        for piece in _wrapped(line, console.width if console.is_terminal else None):
+            console.print(piece, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def lines(
+    verdict: Verdict, experiment: ExperimentFile, width: int = 80, commands: Collection[str] = COMMANDS
+) -> Iterator[Text]:
+    """The report's lines. Tables take the widest form that `width` columns hold."""
+    head, style = _HEADS[verdict.verdict]
+    joint = " " if verdict.verdict == "diverged" else "  "
+    yield Text.assemble((head, style), joint, _clean(words.sentence(verdict, experiment)))
+    if verdict.verdict == "diverged":
+        yield Text()
+        yield from _table(verdict, experiment, width)
+        for text in words.after_the_first(verdict, experiment):
+            yield Text(_clean(text))
+    yield from _reasons(verdict)
+    if verdict.verdict != "diverged" and verdict.of_kind("job"):
+        yield from _compared(verdict)
+    yield from _facts(verdict, experiment)
+    yield from _next(verdict, commands)
+
+
+def _reasons(verdict: Verdict) -> Iterator[Text]:
+    """Failed jobs with the end of their logs, then whatever else is missing."""
+    failed = verdict.of_severity("infrastructure")
+    dead = {finding.where.get("arm") for finding in failed}
+    missing = [
+        # That a dead arm's metrics end early is said with its death.
+        finding
+        for finding in verdict.of_severity("not-verified")
+        if not (finding.kind == "short" and finding.where.get("arm") in dead)
+    ]
+    if verdict.verdict == "diverged" and (failed or missing):
+        yield Text("besides, not verified:", style="yellow")
+    for finding in failed:
+        yield Text(f"  {_clean(finding.what)}")
+        for line in finding.evidence.get("log_tail", [])[-MAX_LOG_LINES:]:
+            yield Text(f"    | {_clean(str(line), 400)}", style="dim")
+        if finding.where.get("path"):
+            yield Text(f"    log: {_clean(str(finding.where['path']))}")
+    for finding in missing[:MAX_REASONS]:
+        yield Text(f"  {_clean(finding.what)}")
+    if len(missing) > MAX_REASONS:
+        yield Text(f"  and {len(missing) - MAX_REASONS:,} more, all in verdict.json")
+
+
+def _compared(verdict: Verdict) -> Iterator[Text]:
+    figure = verdict.figures.get("rank_steps_compared")
+    if figure and figure.value:
+        yield Text("Nothing differs in the steps that both arms recorded.")
+
+
+def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
+    for finding in verdict.of_severity("warning"):
+        yield Text.assemble(("warning: ", "yellow"), _clean(finding.what))
+    for finding in verdict.of_kind("late-exit"):
+        yield Text(f"remark: {_clean(finding.what)}")
+    declared = words.declared(verdict)
+    if declared:
+        yield Text(_clean(declared))
+    yield Text("     ".join(_clean(fact) for fact in words.context(verdict, experiment)))
+    for text in (words.cost(verdict), words.chance(verdict)):
+        if text:
+            yield Text(text)
+
+
+def _next(verdict: Verdict, commands: Collection[str]) -> Iterator[Text]:
+    id = words.short_id(verdict.id)
+    if verdict.verdict == "identical":
+        yield Text(f"detrun report {id}")
+        return
+    if verdict.verdict == "diverged" and "localize" in commands:
+        yield Text(f"hint: detrun localize {id}")
+        return
+    if verdict.verdict == "not-verified" and "logs" in commands:
+        place = next((f.where for f in verdict.of_severity("infrastructure", "not-verified") if "arm" in f.where), {})
+        arm = f" --arm {place['arm']}" if place else ""
+        rank = f" --rank {place['rank']}" if "rank" in place else ""
+        yield Text(f"hint: detrun logs {id}{arm}{rank}")
+        return
+    yield Text(f"hint: detrun report {id}")
+
+
+def _table(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:
+    every = words.first_rows(verdict, experiment)
+    rows = words.plain_first(every)[:MAX_ROWS]
+    first = verdict.first_divergence
+    if not rows or first is None:
+        return
+    names = [f"arm {arm}" for arm in first.arms]
+    starts = [("start" if row.step == 0 else str(row.step), _clean(row.stream, 40), row.ranks) for row in rows]
+    full = [("  ".join(filter(None, row.a)), "  ".join(filter(None, row.b)), row.apart) for row in rows]
+    exact = [(row.a[0], row.b[0], row.apart) for row in rows]
+    for cells in (full, exact):
+        table = [("step", "stream", "rank", *names, "apart")]
+        table += [(*start, *cell) for start, cell in zip(starts, cells, strict=True)]
+        widths = [max(len(row[column]) for row in table) for column in range(6)]
+        widths[0] = max(widths[0], 4)
+        if sum(widths) + 10 <= width:
+            yield from _aligned(table, widths)
+            break
+    else:
+        yield from _stacked(starts, full, first.arms)
+    if len(every) > len(rows):
+        yield Text(f"and {len(every) - len(rows):,} more streams, all in report.html")
+    yield Text()
+
+
+def _aligned(table: list[tuple[str, ...]], widths: list[int]) -> Iterator[Text]:
+    for number, row in enumerate(table):
+        cells = [row[0].rjust(widths[0])]
+        cells += [cell.ljust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield Text("  ".join(cells).rstrip(), style="bold" if number == 0 else "")
+
+
+def _stacked(starts: list[tuple[str, str, str]], cells: list[tuple[str, str, str]], arms: list[str]) -> Iterator[Text]:
+    """A row over three lines, where names or values are too long to stand beside each other."""
+    for (step, stream, ranks), (a, b, apart) in zip(starts, cells, strict=True):
+        who = "every rank" if ranks == "all" else f"rank {ranks}"
+        when = "before the first step" if step == "start" else f"step {step}"
+        yield Text(f"{when}  {stream}  {who}  {apart}".rstrip(), style="bold")
+        yield Text(f"  {arms[0]}  {a}")
+        yield Text(f"  {arms[1]}  {b}")
+
+
+def _clean(text: str, limit: int = 2000) -> str:
+    """Text of foreign origin: printable, on one line, so that no record can move the cursor."""
+    return one_line(text, limit)
+
+
+def _wrapped(line: Text, width: int | None) -> list[Text]:
+    plain = line.plain
+    if width is None or len(plain) <= width:
+        return [line]
+    indent = len(plain) - len(plain.lstrip(" ")) + 2
+    if "     " in plain.strip():  # short facts side by side: break between them first
+        return [Text(row) for row in _rows_of_facts(plain, width)]
+    pieces = textwrap.wrap(plain, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    spans = line.divide([len(pieces[0])])
+    return [spans[0], *(Text(piece, style=line.style) for piece in pieces[1:])]
+
+
+def _rows_of_facts(plain: str, width: int) -> Iterator[str]:
+    row = ""
+    for fact in plain.split("     "):
+        joined = f"{row}     {fact}" if row else fact
+        if row and len(joined) > width:
+            yield from textwrap.wrap(row, width, subsequent_indent="  ", break_long_words=False)
+            row = fact
+        else:
+            row = joined
+    yield from textwrap.wrap(row, width, subsequent_indent="  ", break_long_words=False)
