@@ -45,7 +45,7 @@ def python(code: str, exported: Path, *paths: Path, attempt: Path | None = None,
     if attempt is not None:
         environment["DETRUN_ATTEMPT_DIR"] = str(attempt)
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**environment, **env}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env={**environment, **env}, cwd=exported, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
