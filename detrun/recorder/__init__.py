@@ -19,17 +19,21 @@ _session: Session | None = None
 
 
 def start() -> Session | None:
-    """The session of this process; made at the first call, None where detrun did not start the process."""
+    """The session of this process; made at the first call, None where detrun did not start the process or where it
+    cannot be made. Never raises."""
     global _session
     if _session is None:
-        import detrun
-        from detrun.recorder.session import Session, Settings
+        try:
+            import detrun
+            from detrun.recorder.session import Session, Settings
 
-        settings = Settings.from_environment(os.environ)
-        if settings is None:
-            return None
-        _session = Session(settings)
-        detrun._sink = _session.record
+            settings = Settings.from_environment(os.environ)
+            if settings is None:
+                return None
+            _session = Session(settings)
+            detrun._sink = _session.record
+        except Exception:  # noqa: BLE001 - the program's run is worth more than its record
+            report_failure()
     return _session
 
 

@@ -28,8 +28,9 @@ _OPTIMIZER_FILE = Optimizer.__init__.__code__.co_filename
 
 
 class _Flags:
-    """Where the program is: inside a module, inside a backward pass. One object for all threads, on purpose: a
-    backward pass on a device recomputes activations on a thread of its own, and replicas run on their own threads."""
+    """Where the program is: inside a root module in training, inside a backward pass, how deep inside optimizers. One
+    object for all threads, on purpose: a backward pass on a device recomputes activations on a thread of its own, and
+    replicas run on theirs."""
 
     __slots__ = ("backward", "forward", "optimizer")
 
@@ -57,12 +58,11 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
 
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or flags.forward:
+        if is_dynamo_compiling() or flags.forward or flags.backward or not is_grad_enabled() or not _is_trained(self):
             return original(self, *args, **kwargs)
         flags.forward = True
         try:
-            if not flags.backward and is_grad_enabled() and self.training and next(self.parameters(), None) is not None:
-                run(begins, self, args, kwargs)
+            run(begins, self, args, kwargs)
             return original(self, *args, **kwargs)
         finally:
             flags.forward = False
@@ -71,6 +71,23 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     # If the compiler was imported before: it compares a module's __call__ with the one it saw then.
     _replace_everywhere("unpatched_nn_module_call", original, call)
+
+
+def _is_trained(module: nn.Module) -> bool:
+    """Is it in training mode, and has it or a part of it parameters? Losses and transforms of data have none. Never
+    raises, whatever a subclass has made of its attributes."""
+    try:
+        if not module.training:
+            return False
+        stack = [module]
+        while stack:
+            part = stack.pop()
+            if any(parameter is not None for parameter in part._parameters.values()):
+                return True
+            stack.extend(child for child in part._modules.values() if child is not None)
+    except Exception:  # noqa: BLE001 - a module of its own kind is just not recognised
+        return False
+    return False
 
 
 def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:

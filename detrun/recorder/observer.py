@@ -115,6 +115,7 @@ class Observer:
     def constructed(self, optimizer: Optimizer) -> None:
         self.optimizers.serial(optimizer)
         self.session.has_optimizers = True
+        self.session.show_start()
 
     def optimizer_begins(self, optimizer: Optimizer, closure: object) -> None:
         """An outermost optimizer's step begins; with a closure, forward and backward run inside it."""
@@ -218,9 +219,8 @@ class Observer:
         started = time.thread_time()
         parameters = parameters_of(self.optimizers.live().values())
         digest = tensors_digest(parameters)
-        digest.wait()
         self.session.charge("state", started)
-        self.session.write_environment({"parameters": digest.text()}, self._live_roots())
+        self.session.write_environment({"parameters": digest}, self._live_roots())
 
     def _capturing(self) -> bool:
         """Is a device graph being captured? What the recorder did then would become a part of the graph."""

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import detrun
 from detrun.recorder import environment
-from detrun.recorder.draft import Draft
+from detrun.recorder.draft import Digest, Draft
 from detrun.recorder.pending import Outbox, Scalar, scalar_from
 from detrun.recorder.progress import Cost, Progress, write_atomically
 from detrun.recorder.rng import RngStreams
@@ -135,7 +135,12 @@ class Session:
             if not self._may_record():
                 return
             self._progress = Progress(self.attempt, environment.current_rank())
-        self._progress.show(self.next_step() if phase != "between" else self.closed, phase)
+        self._progress.show(self.closed if phase in ("start", "between") else self.next_step(), phase)
+
+    def show_start(self) -> None:
+        """An optimizer was constructed: training is about to start, if it is known already which rank this is."""
+        if self._progress is None and (environment.has_process_group() or "RANK" in os.environ):
+            self.show("start")
 
     def close_held(self) -> None:
         """The held step is complete: give it its number and write it when its values are there."""
@@ -178,21 +183,29 @@ class Session:
         except Exception as error:  # noqa: BLE001 - the interpreter is shutting down; what is written is written
             self.warn(f"finish: {type(error).__name__}: {error}")
 
-    def write_environment(self, initial: Mapping[str, Any], roots: list[nn.Module]) -> None:
-        """`environment/rank<r>.json`, once, before the first step changes anything."""
+    def write_environment(self, initial: Mapping[str, Digest], roots: list[nn.Module]) -> None:
+        """`environment/rank<r>.json`, once, as of before the first step changes anything; written when the digests of
+        the initial state are there."""
         if self._environment_written or not self._open():
             return
         self._environment_written = True
         started = time.thread_time()
         copies = environment.replicas(roots)
         document = environment.describe_process(self._rank)
-        document["initial"] = {**initial, "rng": self.initial_rng or self.streams.digests()}
+        rng = self.initial_rng or self.streams.digests()
         document["coordinates"] = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
         document["replicas"] = copies
         document["recorder"] = environment.recorder_settings(
             {"state_every": self.settings.state_every, "determinism": self.settings.determinism}, detrun.__version__
         )
-        write_atomically(self.attempt / "environment" / f"rank{self._rank:05d}.json", document)
+
+        def write() -> bytes:
+            texts = {name: digest.text() for name, digest in initial.items()}
+            document["initial"] = {**texts, "rng": rng}
+            write_atomically(self.attempt / "environment" / f"rank{self._rank:05d}.json", document)
+            return b""
+
+        self._outbox.put(self.closed, list(initial.values()), write)
         self.charge("other", started)
 
     # The explicit call
@@ -261,7 +274,7 @@ class Session:
         return data is None or data.get_worker_info() is None
 
     def _write(self, line: bytes) -> None:
-        if self._writer is None or self.off:
+        if self._writer is None or self.off or not line:
             return
         try:
             self._writer.write(line)

@@ -90,7 +90,9 @@ def test_rows_and_chunks(size: int, chunk_rows: int, seed: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["element", "swap", "rows", "roll", "sign pair", "top bits", "double"]))
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from(["element", "swap", "rows", "roll", "sign pair", "top bits", "double"])
+)
 def test_corruptions_are_seen(seed: int, kind: str) -> None:
     random = np.random.default_rng(seed)
     raw = random.standard_normal((64, 1024)).astype(np.float32)

@@ -62,7 +62,9 @@ KINDS: dict[str, Callable[[float], torch.Tensor]] = {
     "plain": lambda v: torch.tensor([1.0, v]),
     "parameter": lambda v: nn.Parameter(torch.tensor([1.0, v])),
     "strided": lambda v: torch.tensor([[1.0, v], [2.0, 3.0]]).t()[:, :1],
-    "channels last": lambda v: torch.tensor([1.0, v, 2.0, 3.0] * 4).view(1, 4, 2, 2).to(memory_format=torch.channels_last),
+    "channels last": lambda v: (
+        torch.tensor([1.0, v, 2.0, 3.0] * 4).view(1, 4, 2, 2).to(memory_format=torch.channels_last)
+    ),
     "expanded": lambda v: torch.tensor([[v]]).expand(3, 4),
     "scalar": lambda v: torch.tensor(v),
     "bf16": lambda v: torch.tensor([1.0, v]).bfloat16(),

@@ -104,7 +104,14 @@ def test_relative_difference_of_nan_and_integers() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
-    [(2.0, 2.0, 6), (2.0, 2.0000001, 6), (2.1234564, 2.1234571, 5), (1.0, 2.0, None), (1.04, 1.0, 1), (-0.0, 0.0, None)],
+    [
+        (2.0, 2.0, 6),
+        (2.0, 2.0000001, 6),
+        (2.1234564, 2.1234571, 5),
+        (1.0, 2.0, None),
+        (1.04, 1.0, 1),
+        (-0.0, 0.0, None),
+    ],
 )
 def test_equal_decimals(a: float, b: float, expected: int | None) -> None:
     assert scalar.equal_decimals(a, b) == expected

@@ -208,5 +208,6 @@ def nested() -> dict[str, bytes]:
 
 
 ALL = (
-    clipped, plain, fused, foreach, accumulating, adversarial, critics, scaled, with_closure, checkpointed, sparse, nested
+    clipped, plain, fused, foreach, accumulating, adversarial, critics, scaled, with_closure, checkpointed, sparse,
+    nested,
 )  # fmt: skip

@@ -60,14 +60,17 @@ def test_the_export_holds_what_the_recorder_imports_and_no_more(exported: Path) 
         "detrun/records/__init__.py",
         "detrun/records/metrics_writer.py",
     }
-    code = (
-        "import sys, pkgutil, importlib; sys.path = [p for p in sys.path if p not in {rest!r}]\n"
-        "import detrun; assert detrun.__file__.startswith({exported!r})\n"
-        "detrun.__path__ = [p for p in detrun.__path__ if p.startswith({exported!r})]\n"
-        "names = [m.name for m in pkgutil.walk_packages(detrun.__path__, 'detrun.') if 'inject' not in m.name]\n"
-        "[importlib.import_module(name) for name in names]\n"
-        "bad = set(sys.modules) & {{'pandas', 'pydantic', 'rich', 'pyarrow', 'typer', 'yaml'}}; assert not bad, bad\n"
-    ).format(rest=[str(Path(detrun.__file__).parents[1])], exported=str(exported))
+    code = f"""
+import importlib, pkgutil, sys
+import detrun
+assert detrun.__file__.startswith({str(exported)!r})
+detrun.__path__ = [entry for entry in detrun.__path__ if entry.startswith({str(exported)!r})]
+for module in pkgutil.walk_packages(detrun.__path__, "detrun."):
+    if "inject" not in module.name:
+        importlib.import_module(module.name)
+heavy = set(sys.modules) & {{"pandas", "pydantic", "rich", "pyarrow", "typer", "yaml"}}
+assert not heavy, heavy
+"""
     python(code, exported)
 
 
@@ -177,7 +180,6 @@ def test_a_second_process_of_the_same_rank_is_noted(tmp_path: Path) -> None:
 
 
 def full_disk() -> list[int]:
-    import detrun.recorder
     from detrun.records.metrics_writer import MetricsWriter
 
     write = MetricsWriter.write
@@ -194,9 +196,7 @@ def full_disk() -> list[int]:
     return calls
 
 
-def test_a_full_disk_ends_the_records_and_not_the_training(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_ends_the_records_and_not_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = run(full_disk, tmp_path)
     assert len(done.lines()) == 1
     assert len(done.result) == 2

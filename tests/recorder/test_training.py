@@ -131,14 +131,15 @@ def test_state_digests_only_on_the_steps_asked_for(tmp_path: Path) -> None:
 def failing_step() -> int:
     class Fails(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
-            if failing:
+            if failing[0]:
                 raise RuntimeError("out of luck")
             return super().step(closure)
 
     programs.seed()
     net = programs.Net()
     optimizer = Fails(net.parameters(), lr=0.1)
-    for failing in (False, True, False, False):
+    failing = [False]
+    for failing[0] in (False, True, False, False):
         net(programs.batch(1)).mean().backward()
         try:
             optimizer.step()
@@ -247,7 +248,12 @@ def test_record_before_the_step_closes_joins_it(first: int, tmp_path: Path) -> N
         metrics = line["metrics"]
         assert metrics["loss"]["source"] == "record"
         assert metrics["loss (backward)"]["bits"] == metrics["loss"]["bits"]
-        assert metrics["lm_loss"] == {"bits": "0x3ff8000000000000", "dtype": "float64", "value": 1.5, "source": "record"}
+        assert metrics["lm_loss"] == {
+            "bits": "0x3ff8000000000000",
+            "dtype": "float64",
+            "value": 1.5,
+            "source": "record",
+        }
         assert metrics["tokens"]["dtype"] == "int64"
 
 

@@ -12,9 +12,7 @@ from tests.recorder.harness import run
 
 
 @pytest.mark.parametrize("program", programs.ALL, ids=lambda program: program.__name__)
-def test_recording_changes_no_byte_and_repeats_itself(
-    program: Callable[[], dict[str, bytes]], tmp_path: Path
-) -> None:
+def test_recording_changes_no_byte_and_repeats_itself(program: Callable[[], dict[str, bytes]], tmp_path: Path) -> None:
     plain = run(program, tmp_path / "plain", recorded=False)
     runs = [run(program, tmp_path / name) for name in ("a", "b")]
     for recorded in runs:
