@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,9 +124,9 @@ def follow_to_verdict(
         with display:
             follower.follow(look)
     except KeyboardInterrupt:
-        short = folder.id.rsplit("-", 1)[-1]
+        which = to_find(folder)
         console.print(
-            f"Jobs go on. detrun attach {short} takes up here; detrun cancel {short} stops them.",
+            f"Jobs go on. detrun attach {which} takes up here; detrun cancel {which} stops them.",
             markup=False,
             highlight=False,
         )
@@ -142,8 +143,20 @@ def conclude(folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool
         from detrun.report.html import write_report
 
         write_report(folder.report_file, verdict, experiment, standalone=True)
-    print_verdict(verdict, experiment, as_json)
+    print_verdict(verdict, experiment, as_json, _archive_option(folder))
     return int(verdict.exit_code)
+
+
+def to_find(folder: ExperimentFolder) -> str:
+    """What a later command has to be given to find an experiment from here: its short id, and the archive if need be."""
+    return " ".join(part for part in (folder.id.rsplit("-", 1)[-1], _archive_option(folder)) if part)
+
+
+def _archive_option(folder: ExperimentFolder) -> str:
+    from detrun.records.archive import Archive
+
+    root = folder.path.parent
+    return "" if Archive.find().root.resolve() == root.resolve() else f"--archive {shlex.quote(str(root))}"
 
 
 def read_verdict(folder: ExperimentFolder) -> Verdict | None:
@@ -160,11 +173,11 @@ def read_verdict(folder: ExperimentFolder) -> Verdict | None:
         return None
 
 
-def print_verdict(verdict: Verdict, experiment: ExperimentFile, as_json: bool) -> None:
+def print_verdict(verdict: Verdict, experiment: ExperimentFile, as_json: bool, options: str) -> None:
     """The verdict on stdout: one JSON document, or the screen that answers the question in its first line."""
     if as_json:
         sys.stdout.write(verdict.to_json())
         return
     from detrun.report.terminal import render
 
-    render(verdict, experiment, Console())
+    render(verdict, experiment, Console(), options=options)

@@ -17,6 +17,7 @@ from detrun.cli.common import (
     follow_to_verdict,
     open_archive,
     progress_console,
+    to_find,
 )
 
 
@@ -64,9 +65,9 @@ def pair(
     folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]])
     if detach:
         sys.stdout.write(f"{folder.id}\n")
-        short = folder.id.rsplit("-", 1)[-1]
+        which = to_find(folder)
         console.print(
-            f"submitted; detrun attach {short} waits for the verdict, detrun status {short} looks once.",
+            f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.",
             markup=False,
             highlight=False,
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, conclude, open_archive
+from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, conclude, open_archive, progress_console
 
 
 def report(
@@ -21,4 +21,6 @@ def report(
     from detrun.records.jobs import ExperimentFile
 
     folder = open_archive(archive).resolve(experiment)
-    return conclude(folder, ExperimentFile.read(folder.experiment_file), as_json, standalone)
+    code = conclude(folder, ExperimentFile.read(folder.experiment_file), as_json, standalone)
+    progress_console().print(f"page: {folder.report_file}", markup=False, highlight=False, soft_wrap=True)
+    return code

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of, open_archive, read_verdict
+from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of, open_archive, read_verdict, to_find
 
 
 def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
@@ -53,6 +53,6 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
         )
     console.print(table, markup=False, highlight=False)
     if verdict is None:
-        short = folder.id.rsplit("-", 1)[-1]
-        console.print(f"hint: detrun attach {short}", markup=False, highlight=False)
+        which = to_find(folder)
+        console.print(f"hint: detrun attach {which}", markup=False, highlight=False)
     return 0

@@ -30,16 +30,28 @@ _HEADS = {
 
 
 def render(
-    verdict: Verdict, experiment: ExperimentFile, console: Console, commands: Collection[str] = COMMANDS
+    verdict: Verdict,
+    experiment: ExperimentFile,
+    console: Console,
+    commands: Collection[str] = COMMANDS,
+    options: str = "",
 ) -> None:
-    """Prints the report. commands: those of `detrun` that exist, so that no hint names one that does not."""
-    for line in lines(verdict, experiment, console.width, commands):
+    """Prints the report.
+
+    commands: those of `detrun` that exist, so that no hint names one that does not. options: what a command has to
+    be given besides the id to find this experiment from here.
+    """
+    for line in lines(verdict, experiment, console.width, commands, options):
         for piece in _wrapped(line, console.width if console.is_terminal else None):
             console.print(piece, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def lines(
-    verdict: Verdict, experiment: ExperimentFile, width: int = 80, commands: Collection[str] = COMMANDS
+    verdict: Verdict,
+    experiment: ExperimentFile,
+    width: int = 80,
+    commands: Collection[str] = COMMANDS,
+    options: str = "",
 ) -> Iterator[Text]:
     """The report's lines. Tables take the widest form that `width` columns hold."""
     head, style = _HEADS[verdict.verdict]
@@ -54,7 +66,7 @@ def lines(
     if verdict.verdict != "diverged" and verdict.of_kind("job"):
         yield from _compared(verdict)
     yield from _facts(verdict, experiment)
-    yield from _next(verdict, commands)
+    yield from _next(verdict, commands, options)
 
 
 def _reasons(verdict: Verdict) -> Iterator[Text]:
@@ -101,8 +113,8 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
             yield Text(text)
 
 
-def _next(verdict: Verdict, commands: Collection[str]) -> Iterator[Text]:
-    id = words.short_id(verdict.id)
+def _next(verdict: Verdict, commands: Collection[str], options: str) -> Iterator[Text]:
+    id = f"{words.short_id(verdict.id)}{f' {options}' if options else ''}"
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")
         return
