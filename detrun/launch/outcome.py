@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections import deque
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from detrun.errors import RecordError
 from detrun.launch.spec import Segment
+from detrun.records.files import open_plain
 from detrun.records.jobs import TaskMarker
 from detrun.records.layout import AttemptFolder
 
@@ -37,15 +39,19 @@ class Outcome:
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> list[str]:
-    """The last lines of a log that say something; empty where there is no such file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
+    """The last lines of a log that say something; empty where there is no such plain file."""
+    text = _last_bytes(path).decode("utf-8", "replace")
     return list(deque((line.rstrip() for line in text.splitlines() if line.strip()), maxlen=lines))
+
+
+def _last_bytes(path: Path) -> bytes:
+    """At most the last TAIL_BYTES of a plain file; nothing of a pipe, a device, a link or what is not there."""
+    try:
+        with os.fdopen(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES)
+    except (OSError, RecordError):
+        return b""
 
 
 def signal_name(number: int) -> str:
@@ -152,14 +158,7 @@ def _relative(path: Path, root: Path) -> str:
 
 def last_step(path: Path) -> int:
     """The last step of a rank's metrics file, from its end alone; 0 where nothing is recorded yet."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
-        return 0
-    for line in reversed(lines):
+    for line in reversed(_last_bytes(path).splitlines(keepends=True)):
         if line.endswith(b"\n"):
             try:
                 step = json.loads(line).get("step")
