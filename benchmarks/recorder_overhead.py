@@ -36,7 +36,7 @@ for step in range(steps + 5):
         import detrun.recorder
         session = detrun.recorder._session
         before = dict(session.cost.cpu_seconds) if session else {}
-    ids = torch.randint(0, 512, (4, 48))
+    ids = torch.randint(0, 512, (6, 48))
     loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
     optimizer.zero_grad()
     loss.backward()

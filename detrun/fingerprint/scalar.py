@@ -10,6 +10,7 @@ import math
 import struct
 
 _FLOATS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
+_SINGLE = struct.Struct("<f")
 _STRUCT = {"float64": "d", "float32": "f", "float16": "e"}
 _SIGNED = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _UNSIGNED = {"uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
@@ -86,7 +87,13 @@ def json_value(bits: int, dtype: str) -> float | int | str:
     if dtype == "float64":
         return value
     # A shorter decimal is found by the first try, too: it drops trailing zeros.
-    for digits in range(7 if dtype == "float32" else 2, 10):
+    if dtype == "float32":
+        for style in ("%.7g", "%.8g"):
+            short = float(style % value)
+            if _SINGLE.unpack(_SINGLE.pack(short))[0] == value:
+                return short
+        return float(f"{value:.9g}")
+    for digits in range(2, 6):
         short = float(f"{value:.{digits}g}")
         if bits_of(short, dtype) == bits:
             return short

@@ -52,7 +52,8 @@ class Draft:
     def waits_for(self) -> list[Waiting]:
         scalars = [*self.losses, *self.clip_norms, *self.own_norms, *self.overflows]
         scalars += [value for _, _, value in self.named]
-        return [*scalars, *self.batches, *self.gradients, *self.end_state.values()]
+        late: list[Waiting] = [value for value in scalars if value.known is None]
+        return [*late, *self.batches, *self.gradients, *self.end_state.values()]
 
     def line(self, step: int, *, with_state: bool) -> StepLine:
         """The step's line; everything in `waits_for` must be ready."""

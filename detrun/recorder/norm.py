@@ -67,4 +67,4 @@ def _combined(norms: list[Tensor]) -> Scalar:
             total += value * value
         return number("float64", math.sqrt(total))
     wide = [norm.to(torch.float64) for norm in norms] if len({norm.dtype for norm in norms}) > 1 else norms
-    return Scalar("float64", read(torch.linalg.vector_norm(torch.stack(wide).to(torch.float64))))
+    return Scalar("float64", None, read(torch.linalg.vector_norm(torch.stack(wide).to(torch.float64))))

@@ -134,7 +134,7 @@ class Observer:
         session.show("optimizer")
         overflow = getattr(optimizer, "found_inf", None)
         if isinstance(overflow, Tensor):
-            session.draft.overflows.append(Scalar("float32", read(overflow.detach().float())))
+            session.draft.overflows.append(Scalar("float32", None, read(overflow.detach().float())))
         if not callable(closure):
             self._take_gradients(serial, optimizer)
 

@@ -17,7 +17,7 @@ from detrun.fingerprint import scalar
 if TYPE_CHECKING:
     from torch import Tensor
 
-_names: dict[object, str] = {}
+_layouts: dict[object, tuple[str, Any]] = {}
 
 MOST_LATE = 2
 """Steps a line may lag behind the program."""
@@ -84,19 +84,23 @@ def read(tensor: Tensor) -> HostBytes | DeviceBytes:
 
 
 class Scalar(NamedTuple):
-    """A recorded number: its dtype and its bytes (little-endian), perhaps still on their way."""
+    """A recorded number: its dtype and its bits, or, while `known` is None, where they will come from."""
 
     dtype: str
-    source: HostBytes | DeviceBytes
+    known: int | None
+    source: HostBytes | DeviceBytes | None = None
 
     def ready(self) -> bool:
-        return self.source.ready()
+        return self.source is None or self.source.ready()
 
     def wait(self) -> None:
-        self.source.wait()
+        if self.source is not None:
+            self.source.wait()
 
     def bits(self) -> int:
-        return int.from_bytes(self.source.raw(), "little")
+        if self.known is not None:
+            return self.known
+        return int.from_bytes(self.source.raw(), "little") if self.source is not None else 0
 
     def value(self) -> float | int:
         return scalar.value_of(self.bits(), self.dtype)
@@ -112,7 +116,7 @@ def scalar_from(value: object) -> Scalar | None:
     if torch is not None and isinstance(value, torch.Tensor):
         return _plain_scalar(value, torch) or _tensor_scalar(value)
     if isinstance(value, bool):
-        return Scalar("bool", HostBytes(bytes([value])))
+        return Scalar("bool", int(value))
     if isinstance(value, int):
         try:
             return number("int64", value)
@@ -127,21 +131,26 @@ def _plain_scalar(tensor: Tensor, torch: Any) -> Scalar | None:
     """The common case, by the shortest way: an ordinary tensor in host memory."""
     if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.numel() != 1:
         return None
-    dtype = tensor.dtype
-    name = _names.get(dtype)
-    if name is None:
-        name = _names[dtype] = str(dtype).removeprefix("torch.")
-    if name not in scalar.DTYPES:
+    layout = _layouts.get(tensor.dtype)
+    if layout is None:
+        layout = _layout(tensor.dtype)
+    if layout[1] is None:
         return None
     try:
-        return Scalar(name, HostBytes(ctypes.string_at(tensor.data_ptr(), scalar.width(name) // 8)))
+        return Scalar(layout[0], layout[1].from_address(tensor.data_ptr()).value)
     except RuntimeError:  # sparse
         return None
 
 
+def _layout(dtype: object) -> tuple[str, Any]:
+    name = str(dtype).removeprefix("torch.")
+    words = {8: ctypes.c_uint8, 16: ctypes.c_uint16, 32: ctypes.c_uint32, 64: ctypes.c_uint64}
+    entry = _layouts[dtype] = (name, words[scalar.width(name)] if name in scalar.DTYPES else None)
+    return entry
+
+
 def number(dtype: str, value: float | int) -> Scalar:
-    bits = scalar.bits_of(value, dtype)
-    return Scalar(dtype, HostBytes(bits.to_bytes(scalar.width(dtype) // 8, "little")))
+    return Scalar(dtype, scalar.bits_of(value, dtype))
 
 
 def _tensor_scalar(tensor: Tensor) -> Scalar | None:
@@ -155,7 +164,7 @@ def _tensor_scalar(tensor: Tensor) -> Scalar | None:
         if not piece.dtype.is_floating_point:
             return None
         piece = piece.float()  # the eight-bit floats have no name among scalars; widening is exact
-    return Scalar(dtype_name(piece.dtype), read(piece))
+    return Scalar(dtype_name(piece.dtype), None, read(piece))
 
 
 def _numpy_scalar(value: object) -> Scalar | None:
@@ -164,7 +173,7 @@ def _numpy_scalar(value: object) -> Scalar | None:
     name = getattr(dtype, "name", None)
     if raw is None or name not in scalar.DTYPES or getattr(value, "size", 0) != 1:
         return None
-    return Scalar(str(name), HostBytes(raw()))
+    return Scalar(str(name), int.from_bytes(raw(), sys.byteorder))
 
 
 class Outbox:

@@ -17,7 +17,9 @@ def test_torchrun_on_one_node_picks_its_own_port_and_never_restarts() -> None:
 
 def test_torchrun_on_several_nodes_is_told_where_the_first_one_is() -> None:
     argv = torchrun_argv(TWO_NODES, "/e/rank.sh", 1, "node1", 1234)
-    assert {"--nnodes=2", "--nproc-per-node=4", "--node-rank=1", "--master-addr=node1", "--master-port=1234"} <= set(argv)
+    assert {"--nnodes=2", "--nproc-per-node=4", "--node-rank=1", "--master-addr=node1", "--master-port=1234"} <= set(
+        argv
+    )
 
 
 def test_torchrun_is_run_by_the_python_of_the_command() -> None:

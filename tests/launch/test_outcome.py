@@ -79,7 +79,13 @@ def test_nothing_ever_started(attempt: AttemptFolder, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(-9, "was killed by SIGKILL"), (134, "was killed by SIGABRT"), (3, "exited with code 3"), (255, "exited with code 255")]
+    ("code", "words"),
+    [
+        (-9, "was killed by SIGKILL"),
+        (134, "was killed by SIGABRT"),
+        (3, "exited with code 3"),
+        (255, "exited with code 255"),
+    ],
 )
 def test_exit_codes_in_words(code: int, words: str) -> None:
     assert ended_by(code) == words

@@ -44,7 +44,14 @@ def test_folder_size_does_not_follow_links(tmp_path: Path) -> None:
 
 
 def test_what_an_enclosing_job_or_launcher_left_is_scrubbed() -> None:
-    left = {"SLURM_JOB_ID": "1", "RANK": "3", "MASTER_PORT": "1", "DETRUN_ARM": "a", "SUBMITIT_X": "", "TORCHELASTIC_RUN_ID": ""}
+    left = {
+        "SLURM_JOB_ID": "1",
+        "RANK": "3",
+        "MASTER_PORT": "1",
+        "DETRUN_ARM": "a",
+        "SUBMITIT_X": "",
+        "TORCHELASTIC_RUN_ID": "",
+    }
     kept = {"SLURM_CONF": "/c", "PATH": "/bin", "SBATCH_ACCOUNT": "me"}
     assert clean_environment(left | kept) == kept
 

@@ -72,7 +72,15 @@ def test_node_ranges_expand_to_every_member(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("2:00", 2), ("00:20:00", 20), ("1-00:00:00", 1440), ("infinite", None), ("90", 90), ("1-12", 2160), ("n/a", None)],
+    [
+        ("2:00", 2),
+        ("00:20:00", 20),
+        ("1-00:00:00", 1440),
+        ("infinite", None),
+        ("90", 90),
+        ("1-12", 2160),
+        ("n/a", None),
+    ],
 )
 def test_slurm_times(text: str, minutes: float | None) -> None:
     assert minutes_of(text) == minutes

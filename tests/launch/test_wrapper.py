@@ -73,7 +73,10 @@ def test_nothing_that_the_trainer_left_behind_lives_on(tmp_path: Path) -> None:
     assert code == 3
     pid = int((tmp_path / "pid").read_text())
     for _ in range(50):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]:
+        if (
+            not Path(f"/proc/{pid}").exists()
+            or "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        ):
             break
         time.sleep(0.1)
     else:

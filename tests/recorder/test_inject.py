@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import detrun
 from detrun.recorder.export import export_recorder
 from tests.recorder import programs
 from tests.recorder.harness import run

@@ -34,7 +34,7 @@ def test_lines_wait_for_their_values_and_keep_their_order() -> None:
     written: list[bytes] = []
     outbox = Outbox(written.append)
     events = [Event(), Event()]
-    late = [Scalar("float32", DeviceBytes(torch.zeros(()), event)) for event in events]
+    late = [Scalar("float32", None, DeviceBytes(torch.zeros(()), event)) for event in events]
     outbox.put(1, [late[0]], lambda: line("1"))
     outbox.put(2, [late[1]], lambda: line("2"))
     events[1].happened = True
@@ -51,7 +51,7 @@ def test_a_line_is_at_most_two_steps_late() -> None:
     outbox = Outbox(written.append)
     events = [Event() for _ in range(4)]
     for step, event in enumerate(events, 1):
-        value = Scalar("float32", DeviceBytes(torch.zeros(()), event))
+        value = Scalar("float32", None, DeviceBytes(torch.zeros(()), event))
         outbox.put(step, [value], lambda step=step: line(str(step)))
     assert written == [b"1"]
     outbox.drain()
