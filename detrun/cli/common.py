@@ -148,7 +148,7 @@ def conclude(folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool
 
 
 def to_find(folder: ExperimentFolder) -> str:
-    """What a later command has to be given to find an experiment from here: its short id, and the archive if need be."""
+    """What a later command has to be given to find an experiment from here: its short id, the archive if need be."""
     return " ".join(part for part in (folder.id.rsplit("-", 1)[-1], _archive_option(folder)) if part)
 
 

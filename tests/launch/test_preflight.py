@@ -12,7 +12,7 @@ from detrun.launch.submit import clean_environment
 def test_a_command_that_does_not_exist_is_said_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="there is no program no-such-thing"):
         check_command(["no-such-thing"], tmp_path, "/usr/bin:/bin")
-    with pytest.raises(RecipeError, match="there is no program ./train.sh"):
+    with pytest.raises(RecipeError, match=r"there is no program \./train\.sh"):
         check_command(["./train.sh"], tmp_path, "/usr/bin:/bin")
     check_command(["sh", "x"], tmp_path, "/usr/bin:/bin")
 
