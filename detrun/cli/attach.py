@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from detrun.cli.common import (
     ArchiveOption,
     IdArgument,
     JsonOption,
+    StandaloneOption,
     cluster_of,
     follow_to_verdict,
     open_archive,
@@ -19,9 +16,7 @@ from detrun.cli.common import (
 def attach(
     experiment: IdArgument = "@latest",
     archive: ArchiveOption = None,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")
-    ] = False,
+    standalone: StandaloneOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Waits for an experiment's arms and gives its verdict, as the command that started it would have."""

@@ -9,14 +9,15 @@ from detrun.cli.common import ArchiveOption, IdArgument, cluster_of, open_archiv
 
 def cancel(experiment: IdArgument, archive: ArchiveOption = None) -> int:
     """Ends the jobs of an experiment. What was recorded stays."""
-    from detrun.experiments.follow import FINAL, Follower
+    from detrun.experiments.follow import FINAL, Follower, read_jobs
     from detrun.records.jobs import ExperimentFile
 
     folder = open_archive(archive).resolve(experiment)
     cluster = cluster_of(ExperimentFile.read(folder.experiment_file))
     follower = Follower(cluster, folder)
     follower.poll_once()
-    live = {view.job.id: view.job for view in follower.views() if view.job and view.state not in FINAL}
+    going = {view.job for view in follower.views() if view.state not in FINAL}
+    live = {job.id: job for _, job in read_jobs(folder) if job is not None and job.id in going}
     console = Console()
     if not live:
         console.print(f"{folder.id}: every arm has ended already", markup=False, highlight=False)

@@ -14,12 +14,12 @@ from rich.console import Console
 from detrun.errors import RecipeError
 
 if TYPE_CHECKING:
-    from detrun.experiments.follow import ArmView
     from detrun.launch.cluster import Cluster
     from detrun.records.archive import Archive
     from detrun.records.jobs import ExperimentFile
     from detrun.records.layout import ExperimentFolder
     from detrun.records.verdict import Verdict
+    from detrun.report.live import ArmView
 
 ArchiveOption = Annotated[
     Path | None,
@@ -40,6 +40,7 @@ ArmOption = Annotated[
         metavar="ARM",
     ),
 ]
+StandaloneOption = Annotated[bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")]
 IdArgument = Annotated[
     str,
     typer.Argument(help="An experiment's id, a unique part of it, or @latest.", metavar="ID", show_default=False),

@@ -13,6 +13,7 @@ from detrun.cli.common import (
     ArmOption,
     JsonOption,
     SetOption,
+    StandaloneOption,
     choose_cluster,
     follow_to_verdict,
     open_archive,
@@ -34,9 +35,7 @@ def pair(
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Submit, print the experiment's id, and return.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Submit even above limits.node_hours.")] = False,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")
-    ] = False,
+    standalone: StandaloneOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Launches the same training twice from identical seeds and reports the first step at which the two differ.

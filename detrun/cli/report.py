@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, conclude, open_archive, progress_console
+from detrun.cli.common import (
+    ArchiveOption,
+    IdArgument,
+    JsonOption,
+    StandaloneOption,
+    conclude,
+    open_archive,
+    progress_console,
+)
 
 
 def report(
     experiment: IdArgument = "@latest",
     archive: ArchiveOption = None,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")
-    ] = False,
+    standalone: StandaloneOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Judges an experiment's records again and writes its report. The exit code is the verdict's."""

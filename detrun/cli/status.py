@@ -29,8 +29,8 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
                 "id": view.arm,
                 "state": view.state,
                 "steps": view.steps,
-                "job": view.job.id if view.job else None,
-                "reason": view.reason or view.status.reason or None,
+                "job": view.job,
+                "reason": view.reason or None,
                 "nodes": view.nodes,
             }
             for view in views
@@ -42,14 +42,13 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
     console.print(f"{folder.id}   {verdict or 'no verdict yet'}", markup=False, highlight=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     for view in views:
-        why = view.reason or view.status.reason
         table.add_row(
             f"  {view.arm}",
             view.state,
             f"{view.steps}/{asked.steps}",
-            f"job {view.job.id}" if view.job else "not submitted",
+            f"job {view.job}" if view.job else "not submitted",
             ",".join(view.nodes),
-            why or "",
+            view.reason,
         )
     console.print(table, markup=False, highlight=False)
     if verdict is None:

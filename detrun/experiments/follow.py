@@ -19,6 +19,7 @@ from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.submitted import read_submitted
 from detrun.records.jobs import JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.report.live import ArmView
 
 FINAL = {"done", "failed", "stalled", "cancelled", "lost"}
 
@@ -44,21 +45,6 @@ class Pace:
     at_rest: float = 30.0
     grace: float = 6.0
     lost: float = 120.0
-
-
-@dataclass
-class ArmView:
-    """How an arm stands, for whoever shows it. steps: the last step that every rank has recorded."""
-
-    arm: str
-    state: str
-    steps: int
-    job: SubmittedJob | None
-    status: JobStatus
-    started: str | None = None
-    ended: str | None = None
-    reason: str | None = None
-    nodes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -161,12 +147,13 @@ class Follower:
             segment.arm,
             state,
             steps,
-            job.submitted,
-            job.status,
+            job.submitted.id if job.submitted else None,
+            job.status.word,
+            (file.reason if file else None) or job.status.reason,
+            job.status.start,
             file.started if file else None,
             file.ended if file else None,
-            file.reason if file else None,
-            file.nodes if file else list(job.status.nodes),
+            tuple(file.nodes) if file else job.status.nodes,
         )
 
     def _close_if_gone(

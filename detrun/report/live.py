@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,45 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 
-class ShownJob(Protocol):
-    """The scheduler's id of a job."""
+@dataclass(frozen=True)
+class ArmView:
+    """How an arm stands. steps: the last step that every rank has recorded. word, reason, start: the scheduler's.
 
-    @property
-    def id(self) -> str: ...
+    state: a job.json state once the arm has begun, else `pending`, `waiting` or `unknown`. started, ended: ISO times.
+    """
 
-
-class ShownStatus(Protocol):
-    """How the scheduler says a job stands."""
-
-    @property
-    def word(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def start(self) -> str: ...
-
-
-class ShownArm(Protocol):
-    """What the display needs to know of an arm."""
-
-    @property
-    def arm(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def job(self) -> ShownJob | None: ...
-    @property
-    def status(self) -> ShownStatus: ...
-    @property
-    def started(self) -> str | None: ...
-    @property
-    def ended(self) -> str | None: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def nodes(self) -> list[str]: ...
+    arm: str
+    state: str
+    steps: int
+    job: str | None = None
+    word: str = ""
+    reason: str = ""
+    start: str = ""
+    started: str | None = None
+    ended: str | None = None
+    nodes: tuple[str, ...] = ()
 
 
 class LiveDisplay:
@@ -82,7 +60,7 @@ class LiveDisplay:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def show(self, arms: Sequence[ShownArm]) -> None:
+    def show(self, arms: Sequence[ArmView]) -> None:
         """Takes the arms as they stand now."""
         if self._live is not None:
             self._live.update(self._block(arms))
@@ -98,7 +76,7 @@ class LiveDisplay:
     def _plain(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _block(self, arms: Sequence[ShownArm]) -> Group:
+    def _block(self, arms: Sequence[ArmView]) -> Group:
         table = Table.grid(padding=(0, 1))
         table.add_column()
         table.add_column(width=max(10, min(30, self.console.width - 50)))
@@ -113,21 +91,20 @@ class LiveDisplay:
             )
         return Group(Text(self.title, overflow="fold"), table, Text(self.note))
 
-    def _state(self, arm: ShownArm) -> str:
-        words = [f"job {arm.job.id}"] if self.slurm and arm.job else []
+    def _state(self, arm: ArmView) -> str:
+        words = [f"job {arm.job}"] if self.slurm and arm.job else []
         if arm.ended or not arm.started:
-            state = arm.state if arm.ended else arm.status.word or ("waiting" if arm.state != "running" else arm.state)
-            reason = arm.reason if arm.ended else arm.status.reason
-            words.append(f"{state} ({reason})" if reason else state)
-            if not arm.ended and arm.status.start and arm.status.word == "PENDING":
-                words[-1] += f", starts about {arm.status.start}"
+            state = arm.state if arm.ended else arm.word or arm.state
+            words.append(f"{state} ({arm.reason})" if arm.reason else state)
+            if not arm.ended and arm.start and arm.word == "PENDING":
+                words[-1] += f", starts about {arm.start}"
         else:
             words.append("running")
         if arm.nodes and self.slurm:
             words.append(",".join(arm.nodes[:4]) + (" …" if len(arm.nodes) > 4 else ""))
         return "  ".join(words)
 
-    def _pace(self, arm: ShownArm) -> str:
+    def _pace(self, arm: ArmView) -> str:
         if not arm.started:
             return ""
         seconds = _seconds(arm.started, arm.ended)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from detrun.experiments.follow import ArmView, Follower, Pace
+from detrun.experiments.follow import Follower, Pace
 from detrun.launch.cluster import JobRequest, JobStatus
 from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
 from detrun.records.jobs import JobFile, TaskMarker
 from detrun.records.layout import ExperimentFolder
+from detrun.report.live import ArmView
 from tests.fakes import Clock, ScriptedCluster
 
 RUNNING = JobStatus("running", "RUNNING", nodes=("node1",))
