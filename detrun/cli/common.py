@@ -114,7 +114,7 @@ def follow_to_verdict(
     display = LiveDisplay(console, title, experiment.steps, slurm)
 
     def look(arms: Sequence[ArmView]) -> None:
-        live.look()
+        live.look(ended=all(arm.ended for arm in arms))
         if live.first_difference is not None:
             display.note = f"comparing as steps arrive: step {live.first_difference} differs"
         elif live.agreed:

@@ -22,8 +22,8 @@ class LiveComparison:
         self.agreed = 0
         self.first_difference: int | None = None
 
-    def look(self) -> None:
-        """Takes in the lines that have come since the last look."""
+    def look(self, ended: bool = False) -> None:
+        """Takes in the lines that have come since the last look. ended: no further line will come."""
         if len(self.arms) < 2 or self.first_difference is not None:
             return
         for arm in self.arms:
@@ -35,12 +35,13 @@ class LiveComparison:
                 for line in tail.lines:
                     if line.step is not None:
                         steps.setdefault(line.step, []).append(line.raw)
-        self._advance()
+        self._advance(ended)
 
-    def _advance(self) -> None:
+    def _advance(self, ended: bool) -> None:
         first, second = self.arms
-        # The last step on disk may still get a supplement line, so only steps with a successor count.
-        whole = min(max(self._lines[(arm, rank)], default=0) for arm in self.arms for rank in self.ranks) - 1
+        # The last step on disk may still get a supplement line, so only steps with a successor count until the end.
+        last = min(max(self._lines[(arm, rank)], default=0) for arm in self.arms for rank in self.ranks)
+        whole = last if ended else last - 1
         while self.agreed < whole:
             step = self.agreed + 1
             for rank in self.ranks:

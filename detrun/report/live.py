@@ -44,6 +44,7 @@ class LiveDisplay:
         self.slurm = slurm
         self.note = ""
         self._said: dict[str, str] = {}
+        self._first: dict[str, tuple[float, int]] = {}
         self._live: Live | None = None
 
     def __enter__(self) -> LiveDisplay:
@@ -107,9 +108,14 @@ class LiveDisplay:
     def _pace(self, arm: ArmView) -> str:
         if not arm.started:
             return ""
-        seconds = _seconds(arm.started, arm.ended)
-        pace = f"   {seconds / arm.steps:.2f} s a step" if arm.steps and not arm.ended else ""
-        return f"   {seconds:.0f} s{pace}"
+        text = f"   {_seconds(arm.started, arm.ended):.0f} s"
+        if arm.steps and not arm.ended:
+            # From the first step on: what came before was imports and set-up.
+            now = time.monotonic()
+            since, first = self._first.setdefault(arm.arm, (now, arm.steps))
+            if arm.steps > first:
+                text += f"   {(now - since) / (arm.steps - first):.2f} s a step"
+        return text
 
 
 def _seconds(started: str, ended: str | None) -> float:
