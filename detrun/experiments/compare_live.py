@@ -18,7 +18,7 @@ class LiveComparison:
         self.arms = tuple(arms[:2])
         self.ranks = range(min(ranks, MAX_RANKS))
         self._positions: dict[tuple[str, int], int] = {}
-        self._lines: dict[tuple[str, int], dict[int, list[bytes]]] = {}
+        self._lines: dict[tuple[str, int], dict[int, list[int]]] = {}
         self.agreed = 0
         self.first_difference: int | None = None
 
@@ -34,7 +34,7 @@ class LiveComparison:
                 steps = self._lines.setdefault(key, {})
                 for line in tail.lines:
                     if line.step is not None:
-                        steps.setdefault(line.step, []).append(line.raw)
+                        steps.setdefault(line.step, []).append(hash(line.raw))
         self._advance(ended)
 
     def _advance(self, ended: bool) -> None:

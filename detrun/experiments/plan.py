@@ -171,7 +171,7 @@ def _segment(
     container = dict(recipe.slurm.container)
     python = container.pop("python", None)
     srun: list[str] = ["--cpu-bind=none"] if recipe.pin == "default" else []
-    if recipe.slurm.container:
+    if container:
         srun += _container_arguments(container, folder)
         python = python or "python3"
     segment = Segment(

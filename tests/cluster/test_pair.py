@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
+import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.conftest import SlurmCluster
-from tests.running import DETRUN, Ran, detrun, write_recipe
+from tests.running import DETRUN, TRAINERS, Ran, detrun, write_recipe
 
 SLURM: dict[str, Any] = {"time": "00:05:00", "partition": "debug"}
 TWO_NODES: dict[str, Any] = {"nodes": 2, "ranks_per_node": 2}
@@ -17,7 +24,11 @@ TWO_NODES: dict[str, Any] = {"nodes": 2, "ranks_per_node": 2}
 def recipe(folder: Path, placement: str, args: list[str] | None = None, **keys: Any) -> Path:
     keys["launch"] = {**TWO_NODES, **keys.get("launch", {})}
     keys["slurm"] = {**SLURM, **keys.get("slurm", {})}
-    return write_recipe(folder, args=args, cluster="slurm", placement=placement, **keys)
+    return write_recipe(folder, keys.pop("name", "plain"), args, cluster="slurm", placement=placement, **keys)
+
+
+def trainer_arguments() -> list[str]:
+    return [str(TRAINERS / "plain.py"), "--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"]
 
 
 def nodes_of(ran: Ran) -> dict[str, list[str]]:
@@ -192,3 +203,40 @@ def test_an_allocation_that_cannot_fit_is_said_before_submitting(mended_cluster:
     ran = detrun("pair", str(path), cwd=tmp_path)
     assert ran.code == 2, ran.explain()
     assert "the job needs 4 minutes (all arms in one allocation), the partition allows 2" in ran.err
+
+
+def test_a_virtual_environment_of_the_nodes_runs_the_program(mended_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Set-up lines bring another environment; a wrapper may run under another Python than the ranks and detrun."""
+    venv = tmp_path / "of the nodes"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    packages = next(venv.glob("lib/python*/site-packages"))
+    (packages / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    path = recipe(
+        tmp_path,
+        "allocation",
+        launch={"nodes": 1, "command": ["python", *trainer_arguments()]},
+        slurm={"setup": [f"source '{venv}/bin/activate'"], "container": {"python": "/usr/bin/python3"}},
+    )
+    ran = detrun("pair", str(path), "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.explain()
+    seen = json.loads((experiment(tmp_path) / "arms/a/attempt-0/environment/rank00000.json").read_text())
+    assert seen["python"]["executable"].startswith(str(venv))
+
+
+def test_a_site_without_accounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not below tmp_path, which is closed to the users that munge runs as.
+    root = Path(tempfile.gettempdir()) / f"detrun-no-accounting-{os.getpid()}"
+    cluster = SlurmCluster(root)
+    cluster.local_cluster("up", "--no-accounting")
+    try:
+        monkeypatch.setenv("SLURM_CONF", str(root / "etc" / "slurm.conf"))
+        ran = detrun("pair", str(recipe(tmp_path, "pinned")), "--json", cwd=tmp_path)
+        assert ran.code == 0, ran.explain()
+        path = recipe(tmp_path, "allocation", args=["--sleep", "1"], steps=200, name="cancelled")
+        process = start(path)
+        cluster.wait_until(lambda: "RUNNING" in cluster.jobs().values(), 60)
+        cluster.run_slurm("scancel", *cluster.jobs())
+        gone = follow(process)
+        assert gone.code == 4, gone.explain()
+    finally:
+        cluster.local_cluster("down")

@@ -14,11 +14,18 @@ pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "hybrid-cpu.yaml"
 SMALL = ["--width", "32", "--sequence-length", "32", "--batch-size", "2"]
+ONE_RANK = ["--set", "launch.launcher=none", "--set", "launch.ranks_per_node=1"]
 
 
-def pair(folder: Path, *more: str, steps: int = 7, json: bool = True) -> Ran:
+def pair(folder: Path, *more: str, steps: int = 7, json: bool = True, ranks: int = 1) -> Ran:
     arguments = ["pair", str(RECIPE), "--set", "cluster=local", "--set", f"steps={steps}", "--set", "checkpoint=null"]
-    arguments += ["--set", f"launch.args={SMALL}", *(["--json"] if json else []), *more]
+    arguments += [
+        "--set",
+        f"launch.args={SMALL}",
+        *(["--json"] if json else []),
+        *(ONE_RANK if ranks == 1 else []),
+        *more,
+    ]
     return detrun(*arguments, cwd=folder, env={"PATH": os.environ["PATH"]})
 
 
@@ -34,13 +41,13 @@ def differing(ran: Ran) -> tuple[int, set[str], set[str]]:
 
 
 def test_a_clean_pair(tmp_path: Path) -> None:
-    ran = pair(tmp_path)
+    ran = pair(tmp_path, ranks=2)
     assert ran.code == 0, ran.explain()
 
 
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_one_ulp_in_one_operator(tmp_path: Path, step: int) -> None:
-    ran = planted(tmp_path, f"nudge@step={step},rank=1")
+    ran = planted(tmp_path, f"nudge@step={step},rank=1", ranks=2)
     assert ran.code == 1, ran.explain()
     assert differing(ran)[0] == step
 
@@ -61,7 +68,7 @@ def test_a_racing_sum_of_the_load_balancing_loss(tmp_path: Path) -> None:
 
 
 def test_a_reordered_reduction_leaves_the_losses_of_its_step(tmp_path: Path) -> None:
-    ran = planted(tmp_path, "reorder-reduction@step=3")
+    ran = planted(tmp_path, "reorder-reduction@step=3", ranks=2)
     assert ran.code == 1, ran.explain()
     step, metrics, state = differing(ran)
     assert step == 3
@@ -117,27 +124,25 @@ def test_data_that_follows_a_folders_order(tmp_path: Path) -> None:
 
 
 def test_one_draw_too_many(tmp_path: Path) -> None:
-    ran = planted(tmp_path, "extra-draw@step=3,rank=1")
+    ran = planted(tmp_path, "extra-draw@step=3")
     assert ran.code == 1, ran.explain()
     assert differing(ran)[0] == 3
 
 
 def test_replicas_that_part_within_both_arms_are_a_warning(tmp_path: Path) -> None:
     fault = ["--arm=a.args=--fault replica-drift@step=3", "--arm=b.args=--fault replica-drift@step=3"]
-    ran = pair(tmp_path, *fault)
+    ran = pair(tmp_path, *fault, ranks=2)
     assert ran.code == 0, ran.explain()
     assert "replicas" in {finding["kind"] for finding in ran.verdict["findings"]}
 
 
 def test_an_abort_after_the_last_step(tmp_path: Path) -> None:
-    ran = planted(tmp_path, "die-at-exit@rank=1")
+    ran = planted(tmp_path, "die-at-exit@rank=1", ranks=2)
     assert ran.code == 0, ran.explain()
 
 
-@pytest.mark.parametrize(
-    ("fault", "code"), [("die@step=3,rank=1", 4), ("crash@step=3,rank=0", 4), ("early-exit@step=3", 3)]
-)
+@pytest.mark.parametrize(("fault", "code"), [("die@step=3,rank=1", 4), ("crash@step=3", 4), ("early-exit@step=3", 3)])
 def test_a_run_that_ends_too_soon(tmp_path: Path, fault: str, code: int) -> None:
-    ran = planted(tmp_path, fault)
+    ran = planted(tmp_path, fault, ranks=2 if "rank" in fault else 1)
     assert ran.code == code, ran.explain()
     assert ran.verdict["verdict"] == "not-verified"
