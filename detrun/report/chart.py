@@ -14,9 +14,12 @@ from typing import Any
 
 from detrun.errors import ArchiveError
 from detrun.records.files import write_atomically
+from detrun.records.metrics_line import stem_of
 from detrun.records.verdict import Verdict
 
 MAX_LINES = 12
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
+DASHES = ("solid", "dash", "dot")
 
 
 def figure(verdict: Verdict) -> dict[str, Any] | None:
@@ -32,18 +35,23 @@ def figure(verdict: Verdict) -> dict[str, Any] | None:
     if not found:
         return None
     data = []
-    for finding in found[:MAX_LINES]:
+    for number, finding in enumerate(found[:MAX_LINES]):
         points = finding.evidence["ulp_by_step"]
+        metric = str(finding.where.get("metric"))
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 # plotly reads markup in names; a metric may be called anything.
-                "name": html.escape(str(finding.where.get("metric"))[:60]),
+                "name": html.escape(metric[:60]),
+                # What was computed from another metric, often in a wider dtype, waits in the legend.
+                "visible": True if stem_of(metric) == metric else "legendonly",
                 "x": [point[0] for point in points],
                 # Far apart, ULPs exceed what a script's numbers hold exactly; for the eye a float will do.
                 "y": [float(point[1]) for point in points],
-                "marker": {"size": 4},
+                # Told apart by more than color.
+                "marker": {"size": 6, "symbol": SYMBOLS[number % len(SYMBOLS)]},
+                "line": {"dash": DASHES[number % len(DASHES)]},
             }
         )
     axis = {"gridcolor": "rgba(128,128,128,.25)", "zeroline": False}
