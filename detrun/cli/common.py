@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from detrun.errors import RecipeError
+from detrun.errors import ClusterError, RecipeError
 
 if TYPE_CHECKING:
     from detrun.launch.cluster import Cluster
@@ -65,15 +65,17 @@ def open_archive(option: Path | None, of_recipe: Path | None = None) -> Archive:
 def choose_cluster(wanted: str) -> Cluster:
     """`auto` is Slurm where its commands answer, else this machine."""
     from detrun.launch.local import LocalCluster
-    from detrun.launch.slurm import SlurmCluster, slurm_answers
+    from detrun.launch.slurm import SlurmCluster, slurm_answers, slurm_installed
 
     if wanted == "local":
         return LocalCluster()
     if slurm_answers():
         return SlurmCluster()
+    if wanted == "slurm" and slurm_installed():
+        raise ClusterError("Slurm's controller does not answer", hint="scontrol ping; then give the command again")
     if wanted == "slurm":
         raise RecipeError(
-            "cluster: slurm, but Slurm's commands do not answer here",
+            "cluster: slurm, but Slurm's commands are not here",
             hint="run detrun on a login node, or cluster: local",
         )
     return LocalCluster()
@@ -104,7 +106,7 @@ def follow_to_verdict(
     pace = (
         Pace(look=1.0, poll=2.0, at_rest=30.0, grace=10.0)
         if slurm
-        else Pace(look=0.2, poll=0.5, at_rest=2.0, grace=2.0)
+        else Pace(look=0.2, poll=0.5, at_rest=2.0, grace=2.0, lost=60.0)
     )
     follower = Follower(cluster, folder, pace)
     live = LiveComparison(folder, [arm.id for arm in experiment.arms], experiment.ranks)
@@ -135,16 +137,29 @@ def follow_to_verdict(
     return conclude(folder, experiment, as_json, standalone)
 
 
-def conclude(folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool, standalone: bool) -> int:
-    """Judges the records of an experiment, writes verdict and report, and prints the verdict."""
+def conclude(
+    folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool, standalone: bool, write: bool = True
+) -> int:
+    """Judges the records of an experiment, writes verdict and report (with `write`), and prints the verdict.
+
+    A verdict that cannot be written is printed all the same, before the ArchiveError.
+    """
+    from detrun.errors import ArchiveError
     from detrun.experiments.judge import judge
 
-    verdict = judge(folder)
-    if standalone:
-        from detrun.report.html import write_report
+    unwritten = None
+    try:
+        verdict = judge(folder, write=write)
+        if standalone and write:
+            from detrun.report.html import write_report
 
-        write_report(folder.report_file, verdict, experiment, standalone=True)
+            write_report(folder.report_file, verdict, experiment, standalone=True)
+    except ArchiveError as error:
+        unwritten = error
+        verdict = judge(folder, write=False)
     print_verdict(verdict, experiment, as_json, _archive_option(folder))
+    if unwritten:
+        raise unwritten
     return int(verdict.exit_code)
 
 

@@ -64,8 +64,13 @@ def _bug(error: BaseException, argv: list[str]) -> int:
 
 
 def _say(text: str) -> None:
+    # File names, recipes and schedulers' words are foreign text: none of it may move the cursor.
+    shown = "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(shown, file=sys.stderr, flush=True)
 
 
 def _crash_hint(error: BaseException, argv: list[str]) -> str:

@@ -20,6 +20,7 @@ def list_experiments(
 ) -> int:
     """Lists experiments, newest last, with their verdicts."""
     from detrun.errors import RecordError
+    from detrun.records.files import one_line
     from detrun.records.jobs import ExperimentFile
 
     store = open_archive(archive)
@@ -47,6 +48,6 @@ def list_experiments(
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, overflow="ignore")
     for row in rows:
-        table.add_row(row["id"], row["verdict"], row["first"] or "")
+        table.add_row(*(one_line(row[key] or "", 1000) for key in ("id", "verdict", "first")))
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     return 0

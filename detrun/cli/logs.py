@@ -48,10 +48,7 @@ def logs(
 
 def _print_tail(path: Path, lines: int, titled: bool) -> int:
     """Prints a log's end and returns the position reached in it."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return 0
+    data = _added(path, 0)
     if titled and data:
         print(f"==> {path} <==")
     text = data.decode("utf-8", "replace").splitlines()
@@ -59,6 +56,16 @@ def _print_tail(path: Path, lines: int, titled: bool) -> int:
         print(line)
     sys.stdout.flush()
     return len(data)
+
+
+def _added(path: Path, position: int) -> bytes:
+    """What a log holds from a position on; nothing of what is no plain file (a pipe would hold us for ever)."""
+    from detrun.records.files import read_plain
+
+    try:
+        return read_plain(path, limit=sys.maxsize, offset=position)
+    except NotVerifiedError:
+        return b""
 
 
 def _follow(positions: dict[Path, int], job_file: Path) -> None:
@@ -69,13 +76,7 @@ def _follow(positions: dict[Path, int], job_file: Path) -> None:
     ended = False
     while True:
         for path, position in positions.items():
-            try:
-                with path.open("rb") as file:
-                    file.seek(position)
-                    data = file.read()
-            except OSError:
-                continue
-            if data:
+            if data := _added(path, position):
                 sys.stdout.write(data.decode("utf-8", "replace"))
                 sys.stdout.flush()
                 positions[path] = position + len(data)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from detrun.cli.common import (
     ArchiveOption,
     IdArgument,
     JsonOption,
     StandaloneOption,
+    cluster_of,
     conclude,
     open_archive,
     progress_console,
 )
+
+if TYPE_CHECKING:
+    from detrun.records.jobs import ExperimentFile
+    from detrun.records.layout import ExperimentFolder
 
 
 def report(
@@ -23,6 +30,26 @@ def report(
     from detrun.records.jobs import ExperimentFile
 
     folder = open_archive(archive).resolve(experiment)
-    code = conclude(folder, ExperimentFile.read(folder.experiment_file), as_json, standalone)
-    progress_console().print(f"page: {folder.report_file}", markup=False, highlight=False, soft_wrap=True)
+    asked = ExperimentFile.read(folder.experiment_file)
+    going = _is_going(folder, asked)
+    code = conclude(folder, asked, as_json, standalone, write=not going)
+    last = "it still runs, so nothing was written" if going else f"page: {folder.report_file}"
+    progress_console().print(last, markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def _is_going(folder: ExperimentFolder, asked: ExperimentFile) -> bool:
+    """Whether an arm is on its way: a verdict.json says that all have ended, so there must be none yet."""
+    from detrun.errors import RecordError
+    from detrun.experiments.follow import FINAL, Follower
+
+    if folder.verdict_file.exists():
+        return False
+    try:
+        follower = Follower(cluster_of(asked), folder)
+    except RecordError:
+        return False
+    if all(view.state in FINAL for view in follower.views()):
+        return False  # no need to ask the scheduler
+    follower.poll_once()
+    return any(job.status.state in {"pending", "running", "completing"} for job in follower.jobs)

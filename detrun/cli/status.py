@@ -14,6 +14,7 @@ from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of,
 def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
     """Shows each arm's job, state, steps and nodes, and the verdict if there is one."""
     from detrun.experiments.follow import Follower
+    from detrun.records.files import one_line
     from detrun.records.jobs import ExperimentFile
 
     folder = open_archive(archive).resolve(experiment)
@@ -47,8 +48,8 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
             view.state,
             f"{view.steps}/{asked.steps}",
             f"job {view.job}" if view.job else "not submitted",
-            ",".join(view.nodes),
-            view.reason,
+            one_line(",".join(view.nodes)),
+            one_line(view.reason, 1000),
         )
     console.print(table, markup=False, highlight=False)
     if verdict is None:

@@ -6,6 +6,7 @@ then a gap (exit 3), and only what is left is `identical`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +67,12 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
         what = f"the program counts micro-batches as its steps: {count}"
         numbers = {"micro_batches": asked.steps, "optimizer_steps": optimizer_steps}
         findings.append(Finding(kind="micro-batches", severity="info", what=what, evidence=numbers))
-    findings += _coverage(evidence, optimizer_steps)
+    coverage = _coverage(evidence, optimizer_steps)
+    compared = any(pair.streams.compared for pair in evidence.pairs)
+    if coverage and compared and not any(coverage[0].evidence[kind] for kind in ("metrics", "state", "rng", "batch")):
+        what = "the recipe ignores every metric that was recorded, and neither batch nor state was: nothing is compared"
+        findings.append(Finding(kind="nothing-asked", severity="not-verified", what=what))
+    findings += coverage
     findings.sort(key=lambda finding: _ORDER[finding.severity])
 
     word, code = _word(findings)
@@ -216,8 +222,8 @@ def _figures(
     cost = CostTally()
     for arm in evidence.arms:
         cost.merge(arm.cost)
-    if cost.process > 0:
-        total = sum(cost.parts.values())
+    total = sum(cost.parts.values())
+    if cost.process > 0 and math.isfinite(total / cost.process):
         figures["recorder_cpu_share"] = Figure(value=total / cost.process, unit="of CPU time", n=cost.ranks)
         state = cost.parts.get("state", 0.0)
         figures["state_digest_cpu_share"] = Figure(value=state / cost.process, unit="of CPU time", n=cost.ranks)

@@ -83,7 +83,7 @@ def compare_environments(
         if x == y:
             continue
         effect = effect_of(path)
-        if effect == "ignore" or (path.startswith("env.") and path.split(".", 2)[2] in declared_env):
+        if effect == "ignore" or (path.startswith("env.") and path.split(".", 2)[-1] in declared_env):
             continue
         x, y = own_a.taken_out(x), own_b.taken_out(y)
         if x == y:
@@ -167,7 +167,11 @@ def _pattern(template: str, context: ArmContext) -> re.Pattern[str]:
     for match in _PLACEHOLDER.finditer(template):
         parts.append(re.escape(template[position : match.start()]))
         known = {"arm": context.arm, "attempt": str(context.attempt)}.get(match[1])
-        parts.append(re.escape(known) if known is not None else ".*")
+        if match[1] == "out" and context.experiment:
+            # Not just anything: an argument that is the placeholder alone would stand for every other word too.
+            parts.append(f".*{re.escape(f'{context.experiment}/arms/{context.arm}')}/work")
+        else:
+            parts.append(re.escape(known) if known is not None else ".*")
         position = match.end()
     parts.append(re.escape(template[position:]))
     return re.compile("".join(parts), re.DOTALL)

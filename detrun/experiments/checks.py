@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detrun.determinism.canonical import check_environment
+from detrun.errors import UsageError
 from detrun.experiments.plan import Plan, detrun_bin, pair_arms, plan_arms
 from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
 from detrun.launch.slurm import partition_limit_minutes
 from detrun.recipe import LoadedRecipe, Recipe, check_launchable
 from detrun.records.archive import Archive
+from detrun.records.jobs import MAX_RANKS
 from detrun.records.layout import ExperimentFolder
 
 
@@ -37,6 +39,9 @@ def plan_pair(
             f"arms.{strangers[0]}: this experiment has the arms {', '.join(arm.id for arm in arms)}",
             f"--repeat {len(arms)} has one more",
         )
+    if recipe.total_ranks > MAX_RANKS:
+        what = f"launch: {recipe.total_ranks:,} ranks, at most {MAX_RANKS:,} are recorded"
+        raise loaded.error("launch.ranks_per_node", what, "nodes × ranks_per_node is the number of ranks")
     if cluster == "local":
         if recipe.launch.nodes > 1:
             raise loaded.error("launch.nodes", "launch.nodes: one machine is one node", "nodes: 1, or cluster: slurm")
@@ -67,6 +72,11 @@ def check_before_launch(
                 check_command(segment.argv, Path(segment.workdir), path)
             if recipe.determinism == "strict" and (refused := check_environment(known)):
                 raise loaded.error("determinism", f"determinism: strict: {refused[0]}", None)
+    if cluster == "slurm" and (odd := sorted({"%", "\\"} & set(str(archive.root)))):
+        raise UsageError(
+            f"sbatch would read the {odd[0]} in the archive's path as a pattern: {archive.root}",
+            hint="--archive DIR (or DETRUN_ARCHIVE) names another folder",
+        )
     check_space(archive.root, _size_of_last(archive, recipe.name))
     if cluster == "slurm":
         check_node_hours(

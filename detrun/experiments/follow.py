@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from detrun.errors import RecordError
+from detrun.errors import ArchiveError, RecordError
 from detrun.launch.cluster import Cluster, JobStatus, SubmittedJob
 from detrun.launch.outcome import last_step, outcome_of, tail
 from detrun.launch.placement import place
@@ -110,6 +110,8 @@ class Follower:
         for job in self.jobs:
             if job.submitted is None:
                 job.submitted = read_submitted(job.spec.folder)
+                # The command that was submitting may have died before it came to this job, and nobody else will.
+                job.absent_since = None if job.submitted else (job.absent_since or now)
                 continue
             answer = answers.get(job.submitted.name, JobStatus("unknown"))
             # Absent is the scheduler's word ("I know no such job"); an outage has a reason and is waited out.
@@ -130,7 +132,8 @@ class Follower:
         by_name = {job.spec.job: job for job in self.jobs}
         for job in self.jobs:
             next_job = by_name.get(job.spec.follower or "")
-            if next_job is None or next_job.submitted is None or job.gone_since is None:
+            # A job that is absent for long enough is gone too: without accounting nobody says when it ended.
+            if next_job is None or next_job.submitted is None or not (job.gone_since is not None or self._lost(job)):
                 continue
             if next_job.status.state == "pending" and next_job.status.reason.startswith("JobHeld"):
                 place(next_job.submitted.id, job.spec.placement, job.status.nodes)
@@ -149,12 +152,16 @@ class Follower:
             steps,
             job.submitted.id if job.submitted else None,
             job.status.word,
-            (file.reason if file else None) or job.status.reason,
+            # What the scheduler says of a job that waits is no news once the arm has ended.
+            (file.reason or "") if file and file.state in FINAL else job.status.reason,
             job.status.start,
             file.started if file else None,
             file.ended if file else None,
             tuple(file.nodes) if file else job.status.nodes,
         )
+
+    def _lost(self, job: _Job) -> bool:
+        return job.absent_since is not None and self.clock() - job.absent_since >= self.pace.lost
 
     def _close_if_gone(
         self, job: _Job, segment: Segment, attempt: AttemptFolder, file: JobFile | None
@@ -162,12 +169,18 @@ class Follower:
         """Writes job.json in the driver's stead, once the job is certainly gone and its files had time to appear."""
         now = self.clock()
         gone = job.gone_since is not None and now - job.gone_since >= self.pace.grace
-        lost = job.absent_since is not None and now - job.absent_since >= self.pace.lost
+        lost = self._lost(job)
         if not (gone or lost):
             return file
         last = _read(attempt)  # the driver's last word may have appeared within the grace
         if last is not None and last.state in FINAL:
             return last
+        if not self.folder.jobs_dir.is_dir():
+            raise ArchiveError(
+                "the experiment's folder was removed while its arms ran",
+                where=str(self.folder),
+                hint="what they recorded is lost; start the experiment again",
+            )
         closed = last or JobFile(arm=segment.arm, attempt=segment.attempt)
         closed.jobs = closed.jobs or ([job.submitted.id] if job.submitted else [])
         closed.nodes = closed.nodes or list(job.status.nodes)
@@ -178,6 +191,8 @@ class Follower:
         if outcome.state == "done":
             closed.state, closed.exit_code = "done", 0
             closed.remark = "the job ended before it could say so itself; every task's marker says that it ended well"
+        elif lost and job.submitted is None:
+            closed.state, closed.reason = "lost", "its job was never submitted: the command that would have was stopped"
         elif lost:
             closed.state, closed.reason = "lost", "the scheduler knows the job no more, and it left no word"
         else:

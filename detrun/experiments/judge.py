@@ -31,6 +31,7 @@ from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEviden
 from detrun.compare.streams import Gap, PairTally, compare_rank
 from detrun.errors import ArchiveError, RecordError
 from detrun.records.environment_reader import RankEnvironment, read_environment, read_recorder_cost
+from detrun.records.files import one_line
 from detrun.records.jobs import ExperimentFile, JobFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder, rank_files
 from detrun.records.metrics_line import LineReader
@@ -44,6 +45,7 @@ SLICE = 16
 """Ranks a task of the process pool."""
 
 _CONFLICT = re.compile(r"rank([0-9]{5,9})\.conflict")
+_HELPER = re.compile(r"rank([0-9]{5,9})\.helper-")
 
 
 def judge(
@@ -127,7 +129,12 @@ def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int |
             arm.job = JobFile.read(attempt.job_file)
         except RecordError as error:
             arm.gaps.append(Gap("job-file", f"{_short(error, place)} {error.what}", -1, plan.id))
+        else:
+            if (arm.job.arm, arm.job.attempt) != (plan.id, attempt.number):
+                what = f"job.json speaks of arm {one_line(arm.job.arm, 20)}, attempt {arm.job.attempt}"
+                arm.gaps.append(Gap("job-file", what, -1, plan.id))
         arm.gaps += _folder_gaps(place, attempt, asked)
+        _note_helpers(attempt, arm)
         arms.append(arm)
         attempts.append(attempt)
         contexts.append(
@@ -204,6 +211,15 @@ def _folder_gaps(place: ExperimentFolder, attempt: AttemptFolder, asked: Asked) 
             kind, rank = ("conflict", int(claimed[1])) if claimed else ("stray", -1)
             gaps.append(Gap(kind, what, rank, attempt.arm, path=f"{name}/{other}"))
     return gaps
+
+
+def _note_helpers(attempt: AttemptFolder, arm: ArmEvidence) -> None:
+    """Processes that a rank started and that trained too: no part of what was asked, but worth a word."""
+    for name in rank_files(attempt.recorder(0).parent, "json").others:
+        if found := _HELPER.match(name):
+            ranks = arm.remarks.setdefault("a process that the rank started trained too and was not recorded", [])
+            if int(found[1]) not in ranks:
+                ranks.append(int(found[1]))
 
 
 def _link_gaps(folder: Path, attempt: AttemptFolder) -> list[Gap]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -17,11 +18,14 @@ from detrun.launch import wrapper
 from detrun.launch.cluster import Cluster, SubmittedJob
 from detrun.launch.command import RANK_SCRIPT
 from detrun.launch.snapshot import snapshot_code
+from detrun.launch.submitted import read_submitted
 from detrun.recipe import LoadedRecipe
 from detrun.recorder.export import export_recorder
 from detrun.records.archive import Archive
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import ExperimentFolder
+
+GONE_WITHIN = 30.0
 
 
 def start_pair(
@@ -42,10 +46,8 @@ def start_pair(
         for request in plan.requests:
             after = submitted[-1].id if request.after else None
             submitted.append(cluster.submit(replace(request, after=after)))
-    except (DetrunError, OSError, KeyboardInterrupt) as error:
-        if submitted:
-            cluster.cancel(submitted)
-        shutil.rmtree(folder.path, ignore_errors=True)
+    except BaseException as error:
+        _take_back(folder, cluster)
         if isinstance(error, OSError):
             raise InfrastructureError(
                 f"the experiment could not be set up: {error.strerror or error}",
@@ -53,6 +55,28 @@ def start_pair(
             ) from None
         raise
     return folder
+
+
+def _take_back(folder: ExperimentFolder, cluster: Cluster) -> None:
+    """Cancels what was submitted and removes the folder.
+
+    It stays where a job cannot be cancelled: whatever runs on writes there, and `detrun cancel` has to find it.
+    """
+    jobs = [job for path in folder.jobs_dir.glob("*") if (job := read_submitted(path))]
+    if jobs:
+        try:
+            cluster.cancel(jobs)
+        except DetrunError as error:
+            raise InfrastructureError(
+                f"the experiment could not be started, and of what was submitted {error.what}",
+                where=str(folder),
+                hint=f"detrun cancel {folder.id}",
+            ) from None
+        # A driver that is still on its way out would make its folder anew.
+        deadline = time.monotonic() + GONE_WITHIN
+        while time.monotonic() < deadline and any(status.alive for status in cluster.poll(jobs).values()):
+            time.sleep(0.5)
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def write_experiment(

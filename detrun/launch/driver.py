@@ -6,6 +6,7 @@ plain process on one machine. All it knows is in that file; all it says goes int
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from detrun.launch.outcome import Outcome, last_step, outcome_of
 from detrun.launch.placement import settle_follower
 from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
+from detrun.launch.wrapper import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 from detrun.records.jobs import JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 
@@ -75,6 +77,8 @@ class Driver:
         signal.signal(signal.SIGTERM, self._on_cancel)
         signal.signal(signal.SIGINT, self._on_cancel)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        if not self.slurm:
+            _stay_with_the_family()
         settled = self.spec.follower is None or not self.slurm
         failed = False
         for segment in self.spec.segments:
@@ -95,6 +99,8 @@ class Driver:
 
     def _run_segment(self, segment: Segment) -> str:
         folder = ExperimentFolder(self.root).attempt(segment.arm, segment.attempt)
+        if not self._wanted():
+            return "failed"
         for path in (
             folder.marker_dir,
             folder.log_dir,
@@ -126,9 +132,15 @@ class Driver:
         self._close(job, outcome, stalled, folder, segment)
         return job.state
 
+    def _wanted(self) -> bool:
+        """Whether the experiment is still there; of one that was deleted under us nothing is to come back."""
+        return self.spec.folder.is_dir()
+
     def _close(
         self, job: JobFile, outcome: Outcome, stalled: str | None, folder: AttemptFolder, segment: Segment
     ) -> None:
+        if not self._wanted():
+            return
         job.ended = utc_now()
         job.exit_code = outcome.exit_code
         job.state = "done" if outcome.state == "done" else "failed"
@@ -201,6 +213,8 @@ class Driver:
             while True:
                 try:
                     self.process.wait(timeout=0.2)
+                    if not self.slurm:
+                        _kill_descendants()  # what a wrapper that was killed itself could not take along
                     return stalled
                 except subprocess.TimeoutExpired:
                     pass
@@ -226,6 +240,22 @@ class Driver:
             if self.slurm:
                 subprocess.run(["scancel", "--signal=KILL", step], check=False, capture_output=True)
             _signal_tree(self.process.pid, signal.SIGKILL)
+
+
+def _stay_with_the_family() -> None:
+    """On one machine: end with the controller that started us, and adopt ranks whose wrapper died.
+
+    Slurm does both for a job; here a process that is killed would leave its children running on.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _kill_descendants() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
 
 
 def _signal_tree(pid: int, number: signal.Signals) -> None:

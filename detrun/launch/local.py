@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
+from detrun.errors import ClusterError
 from detrun.launch.cluster import JobRequest, JobStatus, SubmittedJob
 from detrun.launch.submit import submit
 
@@ -22,9 +25,12 @@ class LocalCluster:
         return submit(request, "local", os.environ)
 
     def poll(self, jobs: Sequence[SubmittedJob]) -> dict[str, JobStatus]:
-        return {job.name: JobStatus("running" if _process(job) else "ended") for job in jobs}
+        return {job.name: _status(job) for job in jobs}
 
     def cancel(self, jobs: Sequence[SubmittedJob]) -> None:
+        for job in jobs:
+            if elsewhere := _elsewhere(job):
+                raise ClusterError(f"job {job.id} runs on {elsewhere}", hint=f"run detrun cancel on {elsewhere}")
         processes = [process for job in jobs if (process := _process(job))]
         for process in processes:
             # submitit's controller passes it on to our driver, which ends the ranks and writes it down.
@@ -35,11 +41,38 @@ class LocalCluster:
                 child.kill()
 
 
+def describe_process(pid: int) -> dict[str, str]:
+    """What makes a process unmistakable, as its number may be used again: the machine, its boot, the start in it.
+
+    Not a time of day: that moves with the clock.
+    """
+    ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    return {"host": socket.gethostname(), "boot": _boot(), "start": ticks}
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _status(job: SubmittedJob) -> JobStatus:
+    if elsewhere := _elsewhere(job):
+        # No process of that number here says nothing about the job.
+        return JobStatus("unknown", reason=f"it runs on {elsewhere} and can be asked only there")
+    return JobStatus("running" if _process(job) else "ended")
+
+
+def _elsewhere(job: SubmittedJob) -> str | None:
+    """The machine of a job that does not run on this one; the same name with another boot is a restart."""
+    detail = job.detail or {}
+    host = detail.get("host")
+    return host if detail.get("boot") != _boot() and host not in (None, socket.gethostname()) else None
+
+
 def _process(job: SubmittedJob) -> psutil.Process | None:
     """The job's controller, unless it is gone or its number belongs to somebody else by now."""
     try:
         process = psutil.Process(int(job.id))
-        same = abs(process.create_time() - float((job.detail or {}).get("created", "0"))) < 1.0
+        same = describe_process(process.pid) == job.detail
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.Error:
+    except (psutil.Error, OSError, IndexError):
         return None

@@ -93,8 +93,8 @@ def outcome_of(folder: AttemptFolder, segment: Segment, launcher_code: int | Non
         reason = f"the launcher {ended_by(launcher_code)}" if launcher_code else "no task left a marker"
         return Outcome(
             "failed",
-            launcher_code,
-            f"{reason} before any task had started",
+            128 - launcher_code if launcher_code is not None and launcher_code < 0 else launcher_code,
+            reason if _began(folder) else f"{reason} before any task had started",
             None,
             _relative(log, root),
             tuple(tail(log)),
@@ -114,6 +114,11 @@ def outcome_of(folder: AttemptFolder, segment: Segment, launcher_code: int | Non
     log = folder.log_dir / "launch.log"
     reason = f"task {', '.join(map(str, missing))} left no marker: its node or its wrapper was lost"
     return Outcome("failed", launcher_code, reason, None, _relative(log, root), tuple(tail(log)))
+
+
+def _began(folder: AttemptFolder) -> bool:
+    """Whether a wrapper came as far as opening its task's log."""
+    return any(path.name != "launch.log" for path in folder.log_dir.glob("*.log"))
 
 
 def _failed_rank(folder: AttemptFolder, segment: Segment, marker: TaskMarker) -> tuple[int | None, int]:

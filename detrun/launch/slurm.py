@@ -15,11 +15,17 @@ from detrun.launch.submit import submit
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun", "scontrol")
 PATIENCE = 20.0
+_DEFAULTS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
+
+
+def slurm_installed() -> bool:
+    """Whether this host has Slurm's commands."""
+    return all(shutil.which(command) is not None for command in COMMANDS)
 
 
 def slurm_answers() -> bool:
     """Whether this host has Slurm's commands and a controller that answers them."""
-    if any(shutil.which(command) is None for command in COMMANDS):
+    if not slurm_installed():
         return False
     try:
         return _run(["scontrol", "ping"]).returncode == 0
@@ -49,34 +55,51 @@ class SlurmCluster:
         names = ",".join(job.name for job in jobs)
         try:
             shown = _run(["squeue", "--noheader", "--states=all", f"--name={names}", f"--format={SQUEUE_FORMAT}"])
-        except ClusterError:
-            return {job.name: JobStatus("unknown") for job in jobs}
+        except ClusterError as error:
+            return {job.name: JobStatus("unknown", reason=error.what) for job in jobs}
         if shown.returncode != 0:
-            return {job.name: JobStatus("unknown", reason=_last_line(shown.stderr)) for job in jobs}
+            reason = _last_line(shown.stderr) or f"squeue exited with code {shown.returncode}"
+            return {job.name: JobStatus("unknown", reason=reason) for job in jobs}
         queued = parse_squeue(shown.stdout)
         gone = [job for job in jobs if job.id not in queued]
-        told = self._ask_accounting(gone) if gone else {}
-        return {job.name: queued.get(job.id) or told.get(job.id) or JobStatus("unknown") for job in jobs}
+        told, outage = self._ask_accounting(gone) if gone else ({}, "")
+        absent = JobStatus("unknown", reason=outage)
+        return {job.name: queued.get(job.id) or told.get(job.id) or absent for job in jobs}
 
     def cancel(self, jobs: Sequence[SubmittedJob]) -> None:
+        """Ends every job it can, then raises ClusterError if there is one that it could not."""
+        failed = []
         for job in jobs:
-            _run(["scancel", job.id])
+            try:
+                done = _run(["scancel", job.id])
+            except ClusterError as error:
+                failed.append(f"job {job.id}: {error.what}")
+                continue
+            # A job that is gone, or going, is what was wanted.
+            if done.returncode != 0 and not any(word in done.stderr for word in ("Invalid job id", "already complet")):
+                failed.append(f"job {job.id}: {_last_line(done.stderr)}")
+        if failed:
+            raise ClusterError(
+                f"not every job could be cancelled: {'; '.join(failed)}",
+                hint="squeue shows whether they still run; detrun cancel may be given again",
+            )
 
-    def _ask_accounting(self, jobs: Sequence[SubmittedJob]) -> dict[str, JobStatus]:
+    def _ask_accounting(self, jobs: Sequence[SubmittedJob]) -> tuple[dict[str, JobStatus], str]:
+        """What sacct says of the jobs, and why it could not be asked where it has no answer at this moment."""
         if not self._accounting:
-            return {}
+            return {}, ""
         # Ids are used again after a controller reset: names and the time of submission make it ours.
         since = datetime.fromtimestamp(min(job.submitted for job in jobs) - 60).strftime("%Y-%m-%dT%H:%M:%S")
         names = ",".join(job.name for job in jobs)
         try:
             told = _run(["sacct", "-n", "-P", "-X", "-D", "-S", since, f"--name={names}", f"--format={SACCT_FORMAT}"])
-        except ClusterError:
-            return {}
+        except ClusterError as error:
+            return {}, error.what
         if told.returncode != 0:
             # "accounting storage is disabled" stays so; an outage of slurmdbd is asked about again.
             self._accounting = "disabled" not in told.stderr
-            return {}
-        return parse_sacct(told.stdout)
+            return {}, (_last_line(told.stderr) or "sacct does not answer") if self._accounting else ""
+        return parse_sacct(told.stdout), ""
 
 
 def partition_limit_minutes(partition: str | None) -> float | None:
@@ -86,6 +109,8 @@ def partition_limit_minutes(partition: str | None) -> float | None:
     """
     shown = _run(["sinfo", "--noheader", "--format=%R|%P|%l", *([f"--partition={partition}"] if partition else [])])
     rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 2]
+    if shown.returncode != 0 and not rows:
+        raise ClusterError(f"sinfo: {_last_line(shown.stderr) or f'exit code {shown.returncode}'}", hint="see sinfo")
     if partition and not rows:
         known = _run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
         raise ClusterError(
@@ -117,8 +142,19 @@ def minutes_of(text: str) -> float | None:
 
 
 def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # A user's own defaults (SQUEUE_PARTITION, SCANCEL_INTERACTIVE, …) would filter or hold up what is asked here.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
     try:
-        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(
+            argv,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
+            env=env,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClusterError(f"{argv[0]} did not answer: {error}", hint="is this a login node of the cluster?") from None
 

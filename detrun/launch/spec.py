@@ -1,17 +1,22 @@
 """What a job is to run, frozen as JSON before it is submitted.
 
 The job's driver and the wrapper around the trainer read this file and nothing else: no user object
-is pickled, and the wrapper may run under another Python (in a container, say). Standard library only.
+is pickled, and the wrapper may run under another Python (in a container, say).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from detrun.errors import RecordError
+from detrun.records.files import one_line, read_object
+
 SPEC_VERSION = 1
+_ARM = re.compile(r"[a-z]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -102,9 +107,19 @@ class JobSpec:
 
     @classmethod
     def read(cls, path: Path) -> JobSpec:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if data.get("schema_version") != SPEC_VERSION:
-            raise ValueError(f"{path}: schema version {data.get('schema_version')}, this detrun reads {SPEC_VERSION}")
-        data["segments"] = [Segment(**segment) for segment in data["segments"]]
-        data["watchdog"] = WatchdogLimits(**data["watchdog"])
-        return cls(**data)
+        """The specification in a file; RecordError where it is missing, torn, or of another schema version."""
+        data: dict[str, Any] = read_object(path)
+        version = data.get("schema_version")
+        if version != SPEC_VERSION:
+            what = f"has schema version {str(version)[:40]}, this detrun reads {SPEC_VERSION}"
+            raise RecordError(what, where=str(path))
+        try:
+            segments = [Segment(**segment) for segment in data["segments"]]
+            spec = cls(**{**data, "segments": segments, "watchdog": WatchdogLimits(**data["watchdog"])})
+        except (TypeError, KeyError) as error:
+            raise RecordError(f"is not a valid job specification ({one_line(str(error))})", where=str(path)) from None
+        for segment in segments:
+            counts = (segment.attempt, segment.nodes, segment.ranks_per_node, segment.steps)
+            if not _ARM.fullmatch(str(segment.arm)) or not all(type(count) is int and count >= 0 for count in counts):
+                raise RecordError("is not a valid job specification (arm, attempt, nodes or ranks)", where=str(path))
+        return spec

@@ -25,6 +25,7 @@ from detrun.launch.submitted import read_submitted, write_submitted
 # submitit's local executor ends a job after this many minutes; ours are ended by the watchdog.
 YEARS = 5 * 365 * 24 * 60
 REFUSED = 3
+INTERRUPTED_PATIENCE = 60.0
 
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT"}
 _SCRUBBED_PREFIXES = (
@@ -68,20 +69,25 @@ def submit(request: JobRequest, kind: str, environment: Mapping[str, str]) -> Su
     path.write_text(json.dumps({"kind": kind, "spec": str(folder / "spec.json"), **rest}, indent=1) + "\n")
     log_path = folder / "submit.log"
     with log_path.open("ab") as log:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", "detrun.launch.submit", str(path)],
             env=clean_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            check=False,
         )
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        # Left alone between sbatch and the note of its id, the job would be nobody's: it is a matter of moments.
+        process.wait(timeout=INTERRUPTED_PATIENCE)
+        raise
     job = read_submitted(folder)
-    if done.returncode == 0 and job is not None:
+    if code == 0 and job is not None:
         return job
     said = [line for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    if done.returncode == REFUSED:
+    if code == REFUSED:
         raise SubmissionError(f"the job of {request.spec.job} was refused: {' '.join(said[-3:])}")
     raise SubmissionError(f"could not submit {request.spec.job}", hint=f"see {log_path}")
 
@@ -116,10 +122,9 @@ def main(request_path: str) -> int:
 def _detail(kind: str, job_id: str) -> dict[str, str]:
     if kind == "slurm":
         return {}
-    import psutil
+    from detrun.launch.local import describe_process
 
-    # A process number may be used again; with the time it was created it is unmistakable.
-    return {"created": repr(psutil.Process(int(job_id)).create_time())}
+    return describe_process(int(job_id))
 
 
 def slurm_parameters(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any]:

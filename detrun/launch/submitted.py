@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
+from detrun.errors import RecordError
 from detrun.launch.cluster import SubmittedJob
-from detrun.records.files import write_atomically
+from detrun.records.files import read_object, write_atomically
+
+_ID = re.compile(r"[0-9]{1,18}")
 
 
 def write_submitted(folder: Path, job: SubmittedJob) -> None:
@@ -15,8 +19,13 @@ def write_submitted(folder: Path, job: SubmittedJob) -> None:
 
 
 def read_submitted(folder: Path) -> SubmittedJob | None:
-    """The job, or None while it has not been submitted."""
+    """The job, or None while it has not been submitted. A file that says anything else counts for nothing.
+
+    The id goes on command lines, so it has to be one: `--user=root` is no job.
+    """
     try:
-        return SubmittedJob(**json.loads((folder / "submitted.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        job = SubmittedJob(**read_object(folder / "submitted.json"))
+    except (RecordError, TypeError):
         return None
+    plain = isinstance(job.name, str) and isinstance(job.id, str) and _ID.fullmatch(job.id)
+    return job if plain and isinstance(job.submitted, int | float) and isinstance(job.detail, dict | None) else None

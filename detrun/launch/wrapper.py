@@ -30,7 +30,9 @@ KEPT_SLURM = {
     "SLURMD_NODENAME",
 }
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+ORPHANED_GRACE = 10
 
 
 def now() -> str:
@@ -90,6 +92,7 @@ def kill_leftovers() -> None:
 
 
 def ordinary_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     # Whoever submitted the job may have shielded it from a terminal's Ctrl-C and hang-up; an ignored
     # signal stays ignored across exec, and a trainer's own handling of them must work as usual.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -114,8 +117,23 @@ def main() -> int:
         "ended": None,
         "error": None,
     }
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
     # Orphans (torchrun starts each rank in a session of its own) come to us, not to init.
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    parent = os.getppid()
+    if "SLURM_PROCID" not in os.environ:
+        # Slurm ends a step whose job is gone; on one machine nobody would, and ranks must not outlive the driver.
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # Where Slurm does not track orphans, only the kernel ends a trainer whose wrapper was killed. torchrun ends its
+    # ranks if it is asked to, and would leave them behind if it were killed.
+    with_us = signal.SIGKILL if launch["ranks_are_tasks"] else signal.SIGTERM
+
+    def prepare() -> None:
+        ordinary_signals()
+        prctl(PR_SET_PDEATHSIG, with_us, 0, 0, 0)
+
+    # Held back until there is a child to pass them on to.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     with (folder / "log" / f"{kind}{task:05d}.log").open("ab") as log:
         try:
             child = subprocess.Popen(
@@ -126,7 +144,7 @@ def main() -> int:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=ordinary_signals,
+                preexec_fn=prepare,
             )
         except OSError as error:
             what = launch["workdir"] if error.filename == launch["workdir"] else argv[0]
@@ -134,9 +152,18 @@ def main() -> int:
             log.write(f"{record['error']}\n".encode())
             write_json(marker, record)
             return 127
+
+    def pass_on(received: int, _frame: Any) -> None:
+        child.send_signal(received)
+        if os.getppid() != parent:  # the driver is gone, and nobody is left to insist
+            signal.alarm(ORPHANED_GRACE)
+
     for number in FORWARDED:
-        signal.signal(number, lambda received, _frame: child.send_signal(received))
+        signal.signal(number, pass_on)
+    signal.signal(signal.SIGALRM, lambda _number, _frame: child.kill())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     code = child.wait()
+    signal.alarm(0)
     kill_leftovers()
     record.update(exit_code=code if code >= 0 else 128 - code, signal=-code if code < 0 else None, ended=now())
     write_json(marker, record)

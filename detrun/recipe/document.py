@@ -84,6 +84,9 @@ def _lines(text: str) -> list[str]:
 def read_text(path: Path, where: str) -> str:
     """A recipe file's text. Raises RecipeError for a missing, unreadable, binary, empty or oversized file."""
     try:
+        # Opening a named pipe waits for a writer, which may never come; those in /dev have theirs: `<(…)`.
+        if path.is_fifo() and path.absolute().parts[1:2] not in (("dev",), ("proc",)):
+            raise RecipeError(f"{where} is a pipe, not a recipe", hint="write it to a file first.")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:

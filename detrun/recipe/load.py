@@ -56,7 +56,7 @@ class LoadedRecipe:
     @property
     def workdir(self) -> Path:
         """Where the command runs, absolute."""
-        return (self.recipe_dir / Path(self.recipe.launch.workdir).expanduser()).resolve()
+        return self._folder("launch.workdir", self.recipe_dir, self.recipe.launch.workdir)
 
     @property
     def archive(self) -> Path | None:
@@ -65,7 +65,13 @@ class LoadedRecipe:
         A relative one starts where the command runs, so that `detrun report` finds there what `detrun pair` wrote.
         """
         given = self.recipe.archive
-        return None if given is None else (Path.cwd() / Path(given).expanduser()).resolve()
+        return None if given is None else self._folder("archive", Path.cwd(), given)
+
+    def _folder(self, key: str, start: Path, text: str) -> Path:
+        try:
+            return (start / Path(text).expanduser()).resolve()
+        except RuntimeError as error:  # pathlib's word for a home that is nobody's, and for links that go in circles
+            raise self.error(key, f"{key}: {text!r} is no folder: {error}") from None
 
     def error(self, key: str, what: str, hint: str | None = None) -> RecipeError:
         """A RecipeError that shows the line of the dotted `key`, or names its option: for checks made later."""

@@ -90,6 +90,8 @@ def one_line(value: str) -> str:
 def _no_nul(value: str) -> str:
     if "\0" in value:
         raise refuse("holds a NUL byte, which no argument and no environment variable can carry")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise refuse("holds half a character (\\ud800 to \\udfff), which no file can carry", hint="write it as UTF-8.")
     return value
 
 

@@ -46,6 +46,7 @@ def install() -> None:
         session = start()
         if session is None:
             return
+        session.streams.note_torch()
         from detrun.recorder import hooks
         from detrun.recorder.observer import Observer
 

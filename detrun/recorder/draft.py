@@ -21,16 +21,20 @@ class Digest(Waiting, Protocol):
 class Draft:
     """Gathers a step: scalars and digests in the order in which they came up.
 
-    `losses`: the scalar each backward call started from. `clip_norms`: what each clipping returned. `own_norms`: for
-    each optimizer whose gradients nobody clipped, the norms of its gradients, one a device. `named`: what the program
-    recorded itself, as (name, source, value).
+    `losses`: the scalar each backward call started from; `grad_losses`: that of each `torch.autograd.grad`, which
+    counts where nothing else is a loss. `clip_norms`: what each clipping returned. `own_norms`: for each optimizer
+    whose gradients nobody clipped, the norms of its gradients, one a device. `named`: what the program recorded
+    itself, as (name, source, value). `resting_batches`: what modules in evaluation mode were given; they count where no
+    module in training mode was given anything.
     """
 
     losses: list[Scalar] = field(default_factory=list)
+    grad_losses: list[Scalar] = field(default_factory=list)
     clip_norms: list[Scalar] = field(default_factory=list)
     own_norms: list[Scalar] = field(default_factory=list)
     named: list[tuple[str, str, Scalar]] = field(default_factory=list)
     batches: list[Digest] = field(default_factory=list)
+    resting_batches: list[Digest] = field(default_factory=list)
     gradients: list[Digest] = field(default_factory=list)
     end_state: dict[str, Digest] = field(default_factory=dict)
     rng: str | None = None
@@ -43,17 +47,17 @@ class Draft:
 
     def absorb(self, later: Draft) -> None:
         """Add what turned out to belong to the same step. The later end of the step is the step's end."""
-        for name in ("losses", "clip_norms", "own_norms", "named", "batches", "gradients", "overflows"):
+        for name in _LISTS:
             getattr(self, name).extend(getattr(later, name))
         self.end_state = later.end_state or self.end_state
         self.rng = later.rng or self.rng
         self.skipped = self.skipped or later.skipped
 
     def waits_for(self) -> list[Waiting]:
-        scalars = [*self.losses, *self.clip_norms, *self.own_norms, *self.overflows]
+        scalars = [*(self.losses or self.grad_losses), *self.clip_norms, *self.own_norms, *self.overflows]
         scalars += [value for _, _, value in self.named]
         late: list[Waiting] = [value for value in scalars if value.known is None]
-        return [*late, *self.batches, *self.gradients, *self.end_state.values()]
+        return [*late, *(self.batches or self.resting_batches), *self.gradients, *self.end_state.values()]
 
     def line(self, step: int, *, with_state: bool) -> StepLine:
         """The step's line; everything in `waits_for` must be ready."""
@@ -65,19 +69,20 @@ class Draft:
                         state[name] = _together(self.gradients)
                 elif name in self.end_state:
                     state[name] = self.end_state[name].text()
+        batches = self.batches or self.resting_batches
         overflowed = any(float(value.value()) != 0.0 for value in self.overflows)
         return StepLine(
             step=step,
             metrics=list(self.metrics()),
-            microbatches=len(self.losses) or len(self.batches) or None,
-            batch=_together(self.batches) if self.batches else None,
+            microbatches=len(self.losses or self.grad_losses) or len(batches) or None,
+            batch=_together(batches) if batches else None,
             state=state,
             rng=self.rng if with_state else None,
             skipped=self.skipped or overflowed,
         )
 
     def metrics(self) -> Iterator[MetricValue]:
-        yield from _series("loss", "backward", self.losses, mean=True)
+        yield from _series("loss", "backward", self.losses or self.grad_losses, mean=True)
         yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
         if len(self.own_norms) == 1:
             yield _metric("grad_norm", "recorder", self.own_norms[0])
@@ -85,6 +90,11 @@ class Draft:
             yield _float64("grad_norm", "recorder", _root_of_squares(self.own_norms))
         for name, source, value in self.named:
             yield _metric(name, source, value)
+
+
+_LISTS = (
+    "losses", "grad_losses", "clip_norms", "own_norms", "named", "batches", "resting_batches", "gradients", "overflows",
+)  # fmt: skip
 
 
 def _series(name: str, source: str, values: Sequence[Scalar], *, mean: bool) -> Iterator[MetricValue]:

@@ -68,7 +68,7 @@ def describe_process(rank: int) -> dict[str, Any]:
             "version": platform.python_version(),
             "executable": sys.executable,
             "argv": list(sys.argv),
-            "cwd": str(Path.cwd()),
+            "cwd": _working_folder(),
         },
         "packages": packages(),
         "env": redacted(os.environ),
@@ -161,6 +161,13 @@ def _env_int(name: str, default: int) -> int:
         return int(os.environ.get(name, "") or default)
     except ValueError:
         return default
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "(deleted)"
 
 
 def _torch_settings() -> dict[str, Any]:

@@ -7,6 +7,7 @@ straight to the original function, and the wrappers' own frames are never compil
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -28,14 +29,15 @@ _OPTIMIZER_FILE = Optimizer.__init__.__code__.co_filename
 
 
 class _Flags:
-    """Where the program is: inside a root module in training, inside a backward pass, how deep inside optimizers. One
-    object for all threads, on purpose: a backward pass on a device recomputes activations on a thread of its own, and
-    replicas run on theirs."""
+    """Where the program is: inside a root module in training, inside one in evaluation mode, inside a backward pass,
+    how deep inside optimizers. One object for all threads, on purpose: a backward pass on a device recomputes
+    activations on a thread of its own, and replicas run on theirs."""
 
-    __slots__ = ("backward", "forward", "optimizer")
+    __slots__ = ("backward", "forward", "optimizer", "resting")
 
     def __init__(self) -> None:
         self.forward = False
+        self.resting = False
         self.backward = 0
         self.optimizer = 0
 
@@ -48,24 +50,38 @@ def install(session: Session, observer: Observer) -> None:
     _hook_clipping(session, observer)
     _hook_optimizers(session, observer, flags)
     _hook_scaler(session, observer)
+    _hook_exit(session)
 
 
 def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     original: Callable[..., Any] = nn.Module.__call__
     begins = observer.forward_begins
     run = session.run
+    training, resting, bare = _TRAINING, _RESTING, _BARE
     is_grad_enabled = torch.is_grad_enabled
 
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or flags.forward or flags.backward or not is_grad_enabled() or not _is_trained(self):
+        if is_dynamo_compiling() or flags.forward or flags.backward or not is_grad_enabled():
             return original(self, *args, **kwargs)
-        flags.forward = True
-        try:
-            run(begins, self, args, kwargs)
-            return original(self, *args, **kwargs)
-        finally:
-            flags.forward = False
+        role = _role(self)
+        if role is training:
+            flags.forward = True
+            try:
+                run(begins, self, args, kwargs)
+                return original(self, *args, **kwargs)
+            finally:
+                flags.forward = False
+        if role is resting and not flags.resting:
+            flags.resting = True
+            try:
+                run(observer.resting_forward_begins, args, kwargs)
+                return original(self, *args, **kwargs)
+            finally:
+                flags.resting = False
+        if role is bare:
+            run(observer.add_root, self)
+        return original(self, *args, **kwargs)
 
     _never_compile(call, inner_too=False)
     nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -73,25 +89,29 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     _replace_everywhere("unpatched_nn_module_call", original, call)
 
 
-def _is_trained(module: nn.Module) -> bool:
-    """Is it in training mode, and has it or a part of it parameters? Losses and transforms of data have none. Never
-    raises, whatever a subclass has made of its attributes."""
+_TRAINING, _RESTING, _BARE = "in training mode", "in evaluation mode", "buffers alone"
+
+
+def _role(module: nn.Module) -> str | None:
+    """What a module that is called from outside any other is: the one that is trained, the same in evaluation mode (as
+    in fine-tuning with frozen norms), one in training mode that has buffers but no parameters (running statistics),
+    or None: losses and transforms of data. Never raises, whatever a subclass has made of its attributes."""
     try:
-        if not module.training:
-            return False
-        stack = [module]
+        stack, buffers = [module], False
         while stack:
             part = stack.pop()
             if any(parameter is not None for parameter in part._parameters.values()):
-                return True
+                return _TRAINING if module.training else _RESTING
+            buffers = buffers or bool(part._buffers)
             stack.extend(child for child in part._modules.values() if child is not None)
+        return _BARE if buffers and module.training else None
     except Exception:  # noqa: BLE001 - a module of its own kind is just not recognised
-        return False
-    return False
+        return None
 
 
 def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
     original = torch.autograd.backward
+    original_grad = torch.autograd.grad
     begins = observer.backward_begins
     run = session.run
 
@@ -107,8 +127,15 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
         finally:
             flags.backward -= 1
 
-    _never_compile(backward, inner_too=False)
-    _replace_everywhere("backward", original, backward)
+    @functools.wraps(original_grad)
+    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling() and not flags.backward:
+            run(observer.grad_begins, outputs)
+        return original_grad(outputs, *args, **kwargs)
+
+    for name, first, wrapper in (("backward", original, backward), ("grad", original_grad, grad)):
+        _never_compile(wrapper, inner_too=False)
+        _replace_everywhere(name, first, wrapper)
 
 
 def _hook_clipping(session: Session, observer: Observer) -> None:
@@ -216,6 +243,17 @@ def _hook_scaler(session: Session, observer: Observer) -> None:
         _never_compile(hook, inner_too=False)
     scaler.step = step  # type: ignore[method-assign]
     scaler.scale = scale  # type: ignore[method-assign]
+
+
+def _hook_exit(session: Session) -> None:
+    original = os._exit
+
+    @functools.wraps(original)
+    def leave(status: int) -> None:
+        session.leave()
+        original(status)
+
+    os._exit = leave  # type: ignore[assignment]
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> object:

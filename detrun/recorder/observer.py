@@ -38,6 +38,7 @@ class Observer:
         self._before_clip: dict[int, Digest] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Scalar] | None = None
         self._environment_due = True
+        self._fresh = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
 
     # Forward and backward
@@ -49,11 +50,20 @@ class Observer:
         session = self.session
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
+        self.add_root(root)
+        session.show("forward")
+        session.draft.batches.append(batch_digest(args, kwargs))
+
+    def resting_forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The same in evaluation mode: what it was given is the batch of a step that has no other."""
+        if not self._capturing():
+            self.session.draft.resting_batches.append(batch_digest(args, kwargs))
+
+    def add_root(self, root: nn.Module) -> None:
+        """The buffers of this module are state."""
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
-        session.show("forward")
-        session.draft.batches.append(batch_digest(args, kwargs))
 
     def scaled(self, outputs: Tensor, result: Tensor) -> None:
         """A gradient scaler multiplied a loss: the loss is what was there before."""
@@ -70,11 +80,11 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         session.show("backward")
+        self._fresh = True
         # Gradients that were looked at before a clipping are not the ones that will be used.
         self._before_clip.clear()
         self._clipped.clear()
-        candidates = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors or ())
-        for tensor in candidates:
+        for tensor in _each(tensors):
             if tensor.numel() == 1:
                 unscaled, self._unscaled = self._unscaled, None
                 if unscaled is not None and unscaled[0]() is tensor:
@@ -83,6 +93,24 @@ class Observer:
                     value = scalar_from(tensor)
                     if value is not None:
                         session.draft.losses.append(value)
+                return
+
+    def grad_begins(self, outputs: Tensor | Sequence[Tensor]) -> None:
+        """`torch.autograd.grad` begins: what it starts from is a loss of a step that has no other, as it may also be a
+        penalty on gradients."""
+        if self._capturing():
+            return
+        session = self.session
+        if session.initial_rng is None:
+            session.initial_rng = session.streams.digests()
+        self._fresh = True
+        for tensor in _each(outputs):
+            try:
+                value = scalar_from(tensor) if tensor.numel() == 1 else None
+            except RuntimeError:  # a stand-in without memory, as in torch.func
+                return
+            if value is not None:
+                session.draft.grad_losses.append(value)
                 return
 
     # Clipping
@@ -126,6 +154,13 @@ class Observer:
         session = self.session
         session.has_optimizers = True
         serial = self.optimizers.serial(optimizer)
+        self._fresh = self._fresh or callable(closure)
+        together = self.cycle.settles(serial, self._fresh)
+        if together:
+            session.join_tail()
+        elif together is False:
+            self._close()
+            session.held, session.tail = session.tail, None
         if self.cycle.begins(serial):
             self._close()
         if self._environment_due:
@@ -155,13 +190,18 @@ class Observer:
 
     def _ends(self, serial: int, optimizer: Optimizer) -> None:
         session = self.session
-        complete = self.cycle.ends(serial, self.optimizers.serials())
+        complete = self.cycle.ends(serial, self.optimizers.serials(), self._fresh)
+        self._fresh = False
         # Until the cycle is complete the step is held: if the same optimizer comes again, it ended here.
-        if session.held is None:
-            held = session.held = session.draft
+        held = session.tail if self.cycle.tail else session.held
+        if held is None:
+            held = session.draft
         else:
-            held = session.held
             held.absorb(session.draft)
+        if self.cycle.tail:
+            session.tail = held
+        else:
+            session.held = held
         session.draft = Draft()
         if session.state_due(session.closed + 1):
             started = time.thread_time()
@@ -205,7 +245,7 @@ class Observer:
     def _take_state(self, held: Draft, optimizer: Optimizer) -> None:
         live = self.optimizers.live()
         known = [live[serial] for serial in sorted(self.cycle.known) if serial in live]
-        stepped = [live[serial] for serial in sorted(self.cycle.stepped) if serial in live]
+        stepped = [live[serial] for serial in sorted(self.cycle.stepped + self.cycle.tail) if serial in live]
         held.end_state = {
             "parameters": tensors_digest(parameters_of(known or [optimizer])),
             "optimizer": optimizer_digest(stepped or [optimizer]),
@@ -231,3 +271,7 @@ class Observer:
 
     def _live_roots(self) -> list[nn.Module]:
         return [root for root in (reference() for reference in self._roots) if root is not None]
+
+
+def _each(tensors: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors or ())

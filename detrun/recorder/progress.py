@@ -17,8 +17,17 @@ class Progress:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank{rank:05d}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path = path
+        self._inode = os.fstat(self._file).st_ino
 
     def show(self, step: int, phase: str) -> None:
+        try:
+            same = os.fstat(self._file).st_ino == self._inode
+        except OSError:
+            same = False
+        if not same:  # the program closed it, and the number may be a file of its own by now
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._inode = os.fstat(self._file).st_ino
         os.pwrite(self._file, b"%-31s\n" % f"{step} {phase}".encode(), 0)
 
 

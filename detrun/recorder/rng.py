@@ -1,8 +1,8 @@
 """Digests of the process-wide random number streams. Reading them draws nothing.
 
-Python's and numpy's generators are seeded by the operating system when nobody seeds them, so their states differ
-between any two runs. A stream that the program never seeded says nothing about determinism by its state: what was
-drawn from it shows in batches, gradients and parameters if it had an effect. Its digest is the word `unseeded`.
+Python's, numpy's and torch's generators are seeded by the operating system when nobody seeds them, so their states
+differ between any two runs. A stream that the program never seeded says nothing about determinism by its state: what
+was drawn from it shows in batches, gradients and parameters if it had an effect. Its digest is the word `unseeded`.
 """
 
 from __future__ import annotations
@@ -10,42 +10,44 @@ from __future__ import annotations
 import random
 import sys
 from array import array
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from detrun.fingerprint.byte_digest import ByteHasher
+
+if TYPE_CHECKING:
+    import numpy as np
 
 UNSEEDED = "unseeded"
 
 _WORDS = 624
 """Words of a Mersenne Twister's state; after so many draws all are made anew from the old ones."""
 
-_MAX_REFILLS = 64
-"""So many refills of an unseeded stream between two looks are recognised; more than 40,000 words count as seeding."""
+_MAX_REFILLS = 16384
+"""So many refills of an unseeded stream between two looks are recognised; more than ten million words count as
+seeding."""
+
+_AT_ONCE = 512
+"""Refills computed together: 2.5 MB."""
 
 
 class FreshStream:
     """A Mersenne Twister as the operating system seeded it, and whether it is still that one.
 
-    words: its 624 words, little endian uint32. refill: the words that follow.
+    words: its 624 words, little endian uint32.
     """
 
-    def __init__(self, words: bytes, refill: Callable[[bytes], bytes]) -> None:
+    def __init__(self, words: bytes) -> None:
         self._words: bytes | None = words
-        self._refill = refill
 
     def is_unseeded(self, words: bytes) -> bool:
         """Whether a state has come from the first one by drawing alone; once it has not, it never will again."""
-        expected = self._words
-        if expected is None:
+        if self._words is None:
             return False
-        for _ in range(_MAX_REFILLS):
-            if words == expected:
-                self._words = expected
-                return True
-            expected = self._refill(expected)
-        self._words = None
-        return False
+        if words != self._words and not _follows(self._words, words):
+            self._words = None
+            return False
+        self._words = words
+        return True
 
 
 class RngStreams:
@@ -56,11 +58,28 @@ class RngStreams:
         noted: dict[str, Any] = getattr(sys, "_detrun_fresh_rng", {})
         self._fresh: dict[str, FreshStream] = {}
         self._noted = noted
+        self._torch_seed: int | None = None
+
+    def note_torch(self) -> None:
+        """torch has just been imported: nobody can have seeded it yet."""
+        self._torch_seed = sys.modules["torch"].initial_seed()
+
+    def forked(self) -> None:
+        """In a forked child, where Python has just seeded its stream anew, whoever seeded it before."""
+        self._noted = {**self._noted, "random": random.getstate()}
+        self._fresh.pop("python", None)
+
+    def torch_is_unseeded(self) -> bool:
+        """Whether torch's generator on the host still descends from the seed that the operating system gave it."""
+        torch = sys.modules.get("torch")
+        return torch is not None and self._torch_seed is not None and torch.initial_seed() == self._torch_seed
 
     def digests(self) -> dict[str, str]:
         """A digest a stream: `python`, `numpy` (the legacy global one), `torch_cpu`, and `cuda:<i>` where a device's
         context exists."""
         found = {"python": self._python(), "numpy": self._numpy(), **_torch()}
+        if "torch_cpu" in found and self.torch_is_unseeded():
+            found["torch_cpu"] = UNSEEDED
         return {name: digest for name, digest in found.items() if digest is not None}
 
     def rolled_up(self) -> str:
@@ -97,25 +116,33 @@ class RngStreams:
             if noted is None:
                 return False
             first = array("I", noted[1][:_WORDS]).tobytes() if name == "python" else noted["state"]["key"].tobytes()
-            self._fresh[name] = FreshStream(first, _refill_python if name == "python" else _refill_numpy)
+            self._fresh[name] = FreshStream(first)
         return self._fresh[name].is_unseeded(words)
 
 
-def _refill_python(words: bytes) -> bytes:
-    stream = random.Random()
-    stream.setstate((3, (*array("I", words), _WORDS), None))
-    stream.random()
-    return array("I", stream.getstate()[1][:_WORDS]).tobytes()
-
-
-def _refill_numpy(words: bytes) -> bytes:
+def _follows(first: bytes, words: bytes) -> bool:
+    """Whether a Mersenne Twister with the words `first` comes by drawing alone to the words `words`. Python's generator
+    and numpy's are the same one."""
     import numpy as np
 
     stream = np.random.MT19937()
-    stream.state = {"bit_generator": "MT19937", "state": {"key": np.frombuffer(words, "<u4"), "pos": _WORDS}}
-    stream.random_raw()
-    refilled: bytes = stream.state["state"]["key"].astype("<u4").tobytes()
-    return refilled
+    stream.state = {"bit_generator": "MT19937", "state": {"key": np.frombuffer(first, "<u4"), "pos": _WORDS}}
+    sought = _tempered(np.frombuffer(words, "<u4"))
+    for _ in range(_MAX_REFILLS // _AT_ONCE):
+        # What is drawn is a state's words, tempered, so that nothing but drawing is needed to see all states.
+        drawn = stream.random_raw(_AT_ONCE * _WORDS).reshape(_AT_ONCE, _WORDS)
+        if any((drawn[index] == sought).all() for index in np.flatnonzero(drawn[:, 0] == sought[0])):
+            return True
+    return False
+
+
+def _tempered(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    x = words.astype("u8")
+    x ^= x >> 11
+    x ^= (x << 7) & 0x9D2C5680
+    x ^= (x << 15) & 0xEFC60000
+    x ^= x >> 18
+    return x
 
 
 def roll_up(digests: dict[str, str]) -> str:

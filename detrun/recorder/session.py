@@ -66,6 +66,7 @@ class Session:
     """Owns the records of this process.
 
     `held` is a step that may be complete but may also get another optimizer's call; `draft` is what has happened since.
+    `tail` is what may belong to it or to the next step.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -75,14 +76,17 @@ class Session:
         self.closed = self.numbering.first() - 1
         self.draft = Draft()
         self.held: Draft | None = None
+        self.tail: Draft | None = None
         self.has_optimizers = False
         self.off = False
         self.cost = Cost()
         self.streams = RngStreams()
         self.initial_rng: dict[str, str] | None = None
+        self._argv = list(getattr(sys, "argv", []))  # before the program adds to it
         self.lock = threading.RLock()
         self._child_of_recorded = False
         self._forked_without_group = False
+        self._forked_to_train = False
         self._steps_written = 0
         self._writer: MetricsWriter | None = None
         self._progress: Progress | None = None
@@ -160,16 +164,36 @@ class Session:
             self._write_cost()
             self.charge("other", started)
 
+    def join_tail(self) -> None:
+        """The tail belongs to the held step."""
+        if self.held is not None and self.tail is not None:
+            self.held.absorb(self.tail)
+        self.tail = None
+
     def drain(self) -> None:
         """Write all that is known, waiting for devices if need be: the process is about to end or to be killed."""
         with self.lock:
             if not self.off:
+                self.join_tail()
                 self.close_held()
                 if self.draft.named and self._open():
                     named, self.draft.named = self.draft.named, []
                     step = self.next_step()
                     self._outbox.put(step, [v for _, _, v in named], lambda: _supplement(step, named))
                 self._outbox.drain()
+
+    def leave(self) -> None:
+        """The process ends by `os._exit`, perhaps because it hangs: write what is there, wait for nothing."""
+        if self.off or self._writer is None or not self.lock.acquire(timeout=0.2):
+            return
+        try:
+            self.join_tail()
+            self.close_held()
+            self._outbox.flush(0)
+        except Exception as error:  # noqa: BLE001 - the program is leaving
+            self.warn(f"leave: {type(error).__name__}: {error}")
+        finally:
+            self.lock.release()
 
     def finish(self) -> None:
         """At the end of the process; more than one call does no harm."""
@@ -192,6 +216,9 @@ class Session:
         started = time.thread_time()
         copies = environment.replicas(roots)
         document = environment.describe_process(self._rank)
+        document["python"]["argv"] = self._argv
+        if self.streams.torch_is_unseeded():
+            document["seeds"]["torch_initial_seed"] = None
         rng = self.initial_rng or self.streams.digests()
         document["coordinates"] = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
         document["replicas"] = copies
@@ -234,6 +261,8 @@ class Session:
             # Nothing else tells where a step ends: the first record of a step closes it.
             self.write_environment({}, [])
             self.draft.named += values
+            if self.state_due(number):
+                self.draft.rng = self.streams.rolled_up()
             self.closed, self.held, self.draft = number - 1, self.draft, Draft()
             self.close_held()
         elif self.held is not None and number == self.closed + 1:
@@ -268,10 +297,19 @@ class Session:
     def _may_record(self) -> bool:
         if self._child_of_recorded:
             return False
-        if self._forked_without_group and not environment.has_process_group():
+        if self._forked_without_group and not environment.has_process_group() and not self._forked_trainer():
             return False  # a forked helper; a forked rank makes itself a process group
         data = sys.modules.get("torch.utils.data")
         return data is None or data.get_worker_info() is None
+
+    def _forked_trainer(self) -> bool:
+        """Is this process, forked by a program that has no optimizer, one that multiprocessing was asked for by itself
+        (`Process(target=train)`), and no worker of a pool? If the parent trains as well, it finds its rank taken."""
+        module = sys.modules.get("multiprocessing.process")
+        parent = module.parent_process() if module is not None else None
+        if not self._forked_to_train or module is None or parent is None or parent.pid != os.getppid():
+            return False
+        return not module.current_process().daemon
 
     def _write(self, line: bytes) -> None:
         if self._writer is None or self.off or not line:
@@ -294,11 +332,13 @@ class Session:
         self.cost.write(self.attempt, self._rank, self._steps_written)
 
     def _forked(self) -> None:
+        self.streams.forked()
         if self._writer is not None or self._child_of_recorded:
             self._child_of_recorded = True
             self.off = True
         elif not environment.has_process_group():
             self._forked_without_group = True
+            self._forked_to_train = not self.has_optimizers
         else:
             self.off = True  # a helper of a rank that has not stepped yet
         self._progress = None

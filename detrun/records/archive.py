@@ -20,6 +20,7 @@ from detrun.records.layout import MARKER, ExperimentFolder
 DEFAULT_FOLDER = ".detrun"
 LATEST = "@latest"
 _ID = re.compile(r".+-(?P<time>[0-9]{8}T[0-9]{6})-[0-9a-f]{4}")
+_NAME = re.compile(r"[A-Za-z0-9._+-]+")  # what `create` makes; nothing else is ours
 _MAX_NAME = 80
 _SHOWN_CANDIDATES = 10
 
@@ -41,7 +42,12 @@ class Archive:
         """The archive in force: `--archive`, else DETRUN_ARCHIVE, else the recipe's, else `.detrun` here."""
         environ = os.environ if environ is None else environ
         chosen = option or environ.get("DETRUN_ARCHIVE") or recipe or DEFAULT_FOLDER
-        return cls((cwd or Path.cwd()) / Path(chosen).expanduser())
+        try:
+            return cls((cwd or Path.cwd()) / Path(chosen).expanduser())
+        except RuntimeError:  # expanduser's word for a home that is nobody's
+            raise UsageError(f"archive {str(chosen)[:200]}: there is no such user") from None
+        except FileNotFoundError:
+            raise UsageError("the current folder does not exist any more", hint="cd to another one.") from None
 
     def create(self, name: str, kind: str, now: datetime | None = None) -> ExperimentFolder:
         """A new, empty experiment folder `<name>-<kind>-<UTC time>-<4 hex>`, already marked as ours.
@@ -73,7 +79,11 @@ class Archive:
         """Every experiment of the archive, oldest first; an archive that does not exist yet has none."""
         try:
             with os.scandir(self.root) as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                names = [
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False) and _NAME.fullmatch(entry.name)
+                ]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -87,7 +97,7 @@ class Archive:
         Raises UsageError where the text can be no id (it never leaves the archive's folder),
         UnknownExperimentError and AmbiguousExperimentError.
         """
-        if text != LATEST and (not re.fullmatch(r"[A-Za-z0-9._+-]+", text) or text in (".", "..")):
+        if text != LATEST and (not _NAME.fullmatch(text) or text in (".", "..")):
             raise UsageError(
                 f"{text[:100]!r} is not an experiment's id",
                 hint="an id, its beginning, its last part (such as 3f9a), or @latest",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -112,6 +113,18 @@ def one_line(text: str, limit: int = 160) -> str:
     """Foreign text as one printable line of at most `limit` characters; control characters are escaped."""
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def printable(text: str) -> str:
+    """Foreign text with its line ends and tabs, and every other control or formatting character escaped."""
+    return _HIDDEN.sub(lambda found: found[0] if found[0].isprintable() else _escape(found[0]), text)
+
+
+_HIDDEN = re.compile(r"[^\x20-\x7e\n\t]")
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def _printable(value: Any) -> Any:

@@ -11,13 +11,15 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from typing_extensions import Self
 
 from detrun.errors import RecordError
 from detrun.records.files import one_line, read_object, write_atomically
 
 SCHEMA_VERSION = 1
+MAX_RANKS = 1_000_000
+"""More than any machine has; each is a file to look for."""
 
 Role = Literal["reference", "repeat", "interrupted", "control"]
 JobState = Literal["pending", "running", "done", "failed", "stalled", "cancelled", "lost"]
@@ -103,13 +105,21 @@ class ExperimentFile(Document):
     cluster: str
     placement: str | None = None
     arms: list[ArmPlan] = Field(min_length=1)
-    ranks: int = Field(ge=1)
+    ranks: int = Field(ge=1, le=MAX_RANKS)
     steps: int = Field(ge=1)
     seed: int | None = None
     pinned: dict[str, str] = Field(default_factory=dict)
     determinism: str = "strict"
     versions: dict[str, str | None] = Field(default_factory=dict)
     code: Code = Field(default_factory=Code)
+
+    @field_validator("arms")
+    @classmethod
+    def _distinct(cls, arms: list[ArmPlan]) -> list[ArmPlan]:
+        # An arm that is held against itself is always identical.
+        if len({arm.id for arm in arms}) < len(arms):
+            raise ValueError("an arm is named twice")
+        return arms
 
     @property
     def recipe_name(self) -> str:

@@ -5,6 +5,7 @@ Nothing volatile (no times, no hosts) is in a line, so that equal runs give equa
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,11 @@ class RankTaken(Exception):  # noqa: N818 - it says what happened, and is no err
 
 
 class MetricsWriter:
-    """Appends lines to one rank's file. One `write` a line: a killed process loses at most its unfinished tail."""
+    """Appends lines to one rank's file. One `write` a line: a killed process loses at most its unfinished tail.
+
+    A program may close descriptors that it does not know and open files of its own under their numbers: so it is looked
+    whether the descriptor is still the file before anything is written.
+    """
 
     def __init__(self, attempt: Path, rank: int) -> None:
         """Create the file. Raises RankTaken if it exists, OSError if it cannot be created."""
@@ -79,17 +84,58 @@ class MetricsWriter:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             note = folder / f"rank{rank:05d}.conflict-{os.getpid()}"
+            if _open_in_ancestor(path):
+                # The rank itself started this process, to try something or to evaluate.
+                note = attempt / "recorder" / f"rank{rank:05d}.helper-{os.getpid()}"
+                note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(f"process {os.getpid()} also ran as rank {rank} and was not recorded\n", encoding="utf-8")
             raise RankTaken(f"{path} is written by another process") from None
+        self._path = path
+        self._identity = _identity(self._file)
 
     def write(self, line: bytes) -> None:
         """Append a line. Raises OSError (a full disk, a lost mount); nothing more should be written then."""
+        if _identity(self._file) != self._identity:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            if _identity(self._file) != self._identity:
+                os.close(self._file)
+                raise FileNotFoundError(errno.ENOENT, "the metrics file was replaced", str(self._path))
         written = os.write(self._file, line)
         while written < len(line):
             written += os.write(self._file, line[written:])
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _identity(file: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(file)
+    except OSError:
+        return None  # closed by somebody else
+    return status.st_dev, status.st_ino
+
+
+def _open_in_ancestor(path: Path) -> bool:
+    """Whether a process that this one descends from has the file open. False where /proc does not tell."""
+    sought = os.path.realpath(path)
+    try:
+        process = os.getppid()
+        while process > 1:
+            held = Path(f"/proc/{process}/fd")
+            if any(_target(entry) == sought for entry in held.iterdir()):
+                return True
+            process = int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return False
+    return False
+
+
+def _target(entry: Path) -> str:
+    try:
+        return os.readlink(entry)  # noqa: PTH115 - compared as text
+    except OSError:
+        return ""  # closed meanwhile
 
 
 def _named(metrics: Sequence[MetricValue]) -> dict[str, MetricValue]:

@@ -7,6 +7,7 @@ archive alone, at any time, without the arms' records.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from detrun.records.files import write_atomically
 from detrun.records.jobs import Document, Role
+
+_HIDDEN = re.compile(r"[^\x20-\x7e\n]")
 
 Word = Literal["identical", "diverged", "not-verified"]
 Severity = Literal["divergence", "infrastructure", "not-verified", "warning", "info"]
@@ -137,7 +140,10 @@ class Verdict(Document):
     def to_json(self) -> str:
         """The document as `--json` prints it, with a last newline."""
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False)
-        return f"{text}\n".encode("utf-8", "backslashreplace").decode()
+        # All that is not plain text stands inside JSON's strings, where JSON's own escape means the same.
+        return _HIDDEN.sub(
+            lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], f"{text}\n"
+        )
 
     def write(self, path: Any) -> None:
         """Writes verdict.json by rename; ArchiveError where that fails."""

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from detrun.compare.folding import hosts
-from detrun.records.files import write_atomically
+from detrun.records.files import printable, write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
 from detrun.report import words
@@ -28,7 +28,11 @@ def render_html(
     chart = figure(verdict)
     source = Markup(plotly_script()[1].read_text(encoding="utf-8")) if chart and standalone else None  # noqa: S704
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        # Escaping leaves what turns the reading direction or hides; markup that is safe (plotly's script) stays.
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     facts = [words.declared(verdict), *words.context(verdict, experiment), words.cost(verdict), words.chance(verdict)]
     return environment.get_template("report.html.j2").render(

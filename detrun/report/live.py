@@ -14,6 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from detrun.records.files import printable
+
 
 @dataclass(frozen=True)
 class ArmView:
@@ -75,7 +77,7 @@ class LiveDisplay:
                 self._plain(f"{words}{done}")
 
     def _plain(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _block(self, arms: Sequence[ArmView]) -> Group:
         table = Table.grid(padding=(0, 1))
@@ -88,9 +90,9 @@ class LiveDisplay:
                 f"  {arm.arm}",
                 ProgressBar(total=self.steps, completed=min(arm.steps, self.steps), width=None),
                 f"{arm.steps}/{self.steps}",
-                Text(f"{self._state(arm)}{self._pace(arm)}"),
+                Text(printable(f"{self._state(arm)}{self._pace(arm)}")),
             )
-        return Group(Text(self.title, overflow="fold"), table, Text(self.note))
+        return Group(Text(printable(self.title), overflow="fold"), table, Text(self.note))
 
     def _state(self, arm: ArmView) -> str:
         words = [f"job {arm.job}"] if self.slurm and arm.job else []
@@ -122,6 +124,6 @@ def _seconds(started: str, ended: str | None) -> float:
     try:
         begin = datetime.fromisoformat(started)
         end = datetime.fromisoformat(ended) if ended else datetime.fromtimestamp(time.time(), timezone.utc)
-    except ValueError:
+        return max(0.0, (end - begin).total_seconds())
+    except (ValueError, TypeError):  # no time, or one without its zone
         return 0.0
-    return max(0.0, (end - begin).total_seconds())

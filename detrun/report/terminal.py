@@ -114,7 +114,7 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
 
 
 def _next(verdict: Verdict, commands: Collection[str], options: str) -> Iterator[Text]:
-    id = f"{words.short_id(verdict.id)}{f' {options}' if options else ''}"
+    id = f"{_clean(words.short_id(verdict.id), 100)}{f' {options}' if options else ''}"
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")
         return

@@ -219,3 +219,11 @@ def test_results_are_on_stdout_alone(tmp_path: Path) -> None:
     done = detrun("schema", "recipe", cwd=tmp_path)
     assert done.stderr == b""
     assert json.loads(done.stdout)["title"] == "detrun recipe"
+
+
+def test_an_error_never_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise RecipeError("\x1b[31mred\u202e is not a known key", where="r.yaml", excerpt=["ü: 1", "^"])
+
+    assert guarded(fails) == 2
+    assert capsys.readouterr().err == "error: r.yaml: \\x1b[31mred\\u202e is not a known key\n\n  ü: 1\n  ^\n"

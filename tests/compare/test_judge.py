@@ -350,6 +350,17 @@ def test_a_rank_that_was_claimed_twice(made: MadeExperiment) -> None:
     not_verified(made, "arm b, rank 1: another process claimed the same rank (metrics/rank00001.conflict-4711)")
 
 
+def test_a_helper_that_trained_as_its_rank_is_told_and_changes_nothing(made: MadeExperiment) -> None:
+    for arm in "ab":
+        (made.attempt(arm).recorder(1).parent / f"rank00001.helper-{ord(arm)}").write_text("process 4711\n")
+    verdict = judged(made)
+    assert verdict.verdict == "identical"
+    assert [f.severity for f in verdict.findings if "a process that the rank started trained too" in f.what] == [
+        "warning",
+        "warning",
+    ]
+
+
 @pytest.mark.parametrize("what", ["symlink", "folder", "fifo"])
 def test_what_is_no_plain_file(made: MadeExperiment, what: str) -> None:
     path = made.metrics_path("b", 0)
@@ -546,3 +557,42 @@ def test_a_verdict_needs_neither_torch_nor_pandas(made: MadeExperiment) -> None:
         [sys.executable, "-c", script, str(made.folder)], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_job_file_of_another_arm_or_attempt_proves_nothing(made: MadeExperiment) -> None:
+    path = made.attempt("b").job_file
+    path.write_bytes(made.attempt("a").job_file.read_bytes())
+    not_verified(made, "arm b: job.json speaks of arm a, attempt 0")
+    made.attempt("b").path.rename(made.attempt("b").path.with_name("attempt-1"))
+    made.attempt_number = 1
+    path = made.attempt("b").job_file
+    path.write_text(path.read_text().replace('"arm": "a"', '"arm": "b"'))
+    not_verified(made, "arm b: job.json speaks of arm b, attempt 0")
+
+
+def test_an_arm_held_against_itself_is_refused(made: MadeExperiment) -> None:
+    document = json.loads(made.folder.experiment_file.read_text())
+    document["arms"][1]["id"] = document["arms"][0]["id"]
+    made.folder.experiment_file.write_text(json.dumps(document))
+    with pytest.raises(RecordError, match="named twice"):
+        judge(made.folder, report=False)
+
+
+def test_where_everything_is_ignored_nothing_is_identical(made: MadeExperiment) -> None:
+    document = json.loads(made.folder.experiment_file.read_text())
+    document["recipe"]["metrics"] |= {"ignore": list(METRICS), "state_every": 0}
+    made.folder.experiment_file.write_text(json.dumps(document))
+    for arm in "ab":
+        for rank in range(document["ranks"]):
+            made.edit_every(arm, rank, lambda line: [line.pop(key, None) for key in ("state", "rng", "batch")] and None)
+    not_verified(made, "nothing is compared")
+
+
+def test_costs_beyond_all_bounds_and_settings_of_odd_shape_cost_no_verdict(made: MadeExperiment) -> None:
+    path = made.attempt("b").recorder(0)
+    document = json.loads(path.read_text())
+    document |= {"cpu_seconds": {"a": 1e308, "b": 1e308}, "process_cpu_seconds": 1e-308}
+    path.write_text(json.dumps(document))
+    made.edit_environment("b", 0, lambda environment: environment["env"].update(FOO="x"))
+    verdict = judged(made)
+    assert "recorder_cpu_share" not in verdict.figures

@@ -154,6 +154,23 @@ def test_arguments_that_name_the_arm_by_the_recipes_word_are_no_difference() -> 
     assert differing(a, b, *contexts) == {"python.argv": "matter"}
 
 
+def test_an_argument_that_is_the_output_folder_alone_stands_for_no_other_word() -> None:
+    def arguments(arm: str, rate: str) -> RankEnvironment:
+        return environment(python={"argv": ["--out", f"/r/x-pair-1/arms/{arm}/work", "--lr", rate]})
+
+    contexts = [ArmContext(arm, "x-pair-1", templates=("{out}",)) for arm in "ab"]
+    assert differing(arguments("a", "1"), arguments("b", "1"), *contexts) == {}
+    assert differing(arguments("a", "1"), arguments("b", "2"), *contexts) == {"python.argv": "matter"}
+
+
+def test_folders_of_the_process_alone_do_not_forbid_a_verdict() -> None:
+    a, b = (
+        environment(python={"cwd": f"/tmp/{x}"}, env=clear(TORCHINDUCTOR_CACHE_DIR=f"/tmp/{x}", TORCH_HOME=f"/tmp/{x}"))
+        for x in ("k3v", "q9w")
+    )
+    assert set(differing(a, b).values()) == {"inform"}
+
+
 def test_a_setting_that_only_one_arm_has_is_a_difference() -> None:
     a, b = environment(torch={"x": None}), environment(torch={})
     tally = EnvironmentTally("a", "b")

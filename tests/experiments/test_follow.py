@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from detrun.errors import ArchiveError
+from detrun.experiments import follow
 from detrun.experiments.follow import Follower, Pace
 from detrun.launch.cluster import JobRequest, JobStatus
 from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
+from detrun.records.files import write_atomically
 from detrun.records.jobs import JobFile, TaskMarker
 from detrun.records.layout import ExperimentFolder
 from detrun.report.live import ArmView
@@ -175,3 +180,47 @@ def test_an_unreadable_job_file_is_not_taken_for_an_end(stage: Stage) -> None:
     stage.ends("a", 30)
     stage.ends("b", 30)
     assert stage.follow()["a"].state == "done"
+
+
+def test_a_job_that_was_never_submitted_is_lost_and_not_waited_for(stage: Stage) -> None:
+    # The command that was submitting died between the two.
+    stage.cluster.script = {"x-a": [(0, RUNNING)]}
+    (stage.folder.jobs_dir / "x-b" / "submitted.json").unlink()
+    stage.ends("a", 20)
+    jobs = stage.follow()
+    assert jobs["a"].state == "done"
+    assert jobs["b"].state == "lost"
+    assert jobs["b"].reason is not None and "never submitted" in jobs["b"].reason
+
+
+def test_a_job_that_is_submitted_while_it_is_followed_is_taken_up(stage: Stage) -> None:
+    stage.cluster.script = {name: [(0, RUNNING)] for name in ("x-a", "x-b")}
+    note = stage.folder.jobs_dir / "x-b" / "submitted.json"
+    content = note.read_bytes()
+    note.unlink()
+    stage.clock.at(30, lambda: write_atomically(note, content))
+    stage.ends("a", 100)
+    stage.ends("b", 200)
+    assert {job.state for job in stage.follow().values()} == {"done"}
+
+
+def test_a_held_job_is_released_though_the_first_one_is_only_absent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A site without accounting: the first job failed before its driver began, and squeue forgot it.
+    placed: list[str] = []
+    monkeypatch.setattr(follow, "place", lambda job, _placement, _nodes: placed.append(job) is None)
+    spec = replace(JobSpec.read(stage.folder.jobs_dir / "x-a" / "spec.json"), follower="x-b", placement="disjoint")
+    spec.write()
+    stage.cluster.script = {"x-a": [(0, ABSENT)], "x-b": [(0, JobStatus("pending", "PENDING", "JobHeldUser"))]}
+    stage.ends("b", 300)
+    assert stage.follow()["a"].state == "lost"
+    assert set(placed) == {"4102"}
+
+
+def test_an_experiment_that_was_removed_is_not_made_anew(stage: Stage) -> None:
+    stage.cluster.script = {name: [(0, RUNNING), (20, JobStatus("ended", "FAILED"))] for name in ("x-a", "x-b")}
+    stage.clock.at(10, lambda: shutil.rmtree(stage.folder.path))
+    with pytest.raises(ArchiveError, match="removed while its arms ran"):
+        stage.follow()
+    assert not stage.folder.path.exists()

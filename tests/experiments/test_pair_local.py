@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -229,3 +230,34 @@ def test_the_hash_seed_is_pinned_and_said(tmp_path: Path) -> None:
     ran = pair(path)
     assert ran.code == 0, ran.explain()
     assert "pinned by detrun: PYTHONHASHSEED=0" in ran.out
+
+
+@pytest.mark.parametrize("victim", ["wrapper.py", "submitit.core._submit", "submitit.local._local"])
+def test_whoever_is_killed_no_rank_runs_on(tmp_path: Path, victim: str) -> None:
+    path = write_recipe(tmp_path, args=["--sleep", "0.3"], steps=60)
+    process = subprocess.Popen([*DETRUN, "pair", str(path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    while not list((tmp_path / ".detrun").glob("*/arms/a/attempt-0/metrics/rank00000.jsonl")):
+        time.sleep(0.2)
+    ours = [proc for proc in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(proc.info["cmdline"] or [])]
+    ranks = [proc for proc in ours if "plain.py" in " ".join(proc.info["cmdline"]) and "/arms/a/" in str(proc.info)]
+    assert ranks
+    for proc in ours:
+        if victim in proc.info["cmdline"] or any(word.endswith(victim) for word in proc.info["cmdline"]):
+            proc.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    detrun("cancel", "@latest", cwd=tmp_path)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 4, out
+
+
+def test_a_report_of_what_still_runs_leaves_no_verdict_behind(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path, args=["--sleep", "0.5"])
+    process = subprocess.Popen([*DETRUN, "pair", str(path)], cwd=tmp_path)
+    while not list((tmp_path / ".detrun").glob("*/arms/a/attempt-0/metrics/rank00000.jsonl")):
+        time.sleep(0.2)
+    ran = detrun("report", cwd=tmp_path)
+    assert (ran.code, ran.err.strip()) == (3, "it still runs, so nothing was written")
+    assert not (experiment(tmp_path) / "verdict.json").exists()
+    assert process.wait(timeout=120) == 0
+    assert (experiment(tmp_path) / "verdict.json").exists()

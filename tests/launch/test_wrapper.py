@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,25 @@ def test_signals_reach_the_trainer_and_its_end_is_told(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 143
     assert json.loads((tmp_path / "marker" / "task00000.json").read_text())["signal"] == 15
+
+
+def test_the_trainer_does_not_outlive_a_driver_that_was_killed(tmp_path: Path) -> None:
+    # It ignores SIGTERM, as some do while they save.
+    prepare(tmp_path, ["sh", "-c", "trap '' TERM; echo $$ >pid; while :; do sleep 0.1; done"])
+    start = f"import os, subprocess; subprocess.Popen({[sys.executable, str(wrapper.__file__), str(tmp_path)]}); "
+    script = f"{start} import time; time.sleep(60)"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    driver = subprocess.Popen([sys.executable, "-c", script], env=env)
+    wait_until((tmp_path / "pid").exists)
+    driver.kill()
+    driver.wait()
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 20)
+    wait_until((tmp_path / "marker" / "task00000.json").exists)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)

@@ -352,3 +352,25 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
     finally:
         if root:
             os.seteuid(0)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    os.mkfifo(path)
+    with pytest.raises(RecipeError, match="is a pipe"):
+        load_recipe(path)
+
+
+def test_half_a_character_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text('launch: {command: [python, "a\\ud800b"]}\nsteps: 1\n')
+    with pytest.raises(RecipeError, match="half a character"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("key", ["archive", "workdir"])
+def test_the_home_of_nobody_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("launch: {command: [python], workdir: ~nobody-of-that-name}\nsteps: 1\narchive: ~nobody-here\n")
+    with pytest.raises(RecipeError, match="is no folder"):
+        getattr(load_recipe(path), key)

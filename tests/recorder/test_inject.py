@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -83,7 +86,8 @@ def test_an_unchanged_script_is_recorded(exported: Path, tmp_path: Path) -> None
     assert json.loads(lines[0])["metrics"]["grad_norm"]["source"] == "clip_grad_norm_"
     environment = json.loads((tmp_path / "x" / "environment" / "rank00003.json").read_text())
     assert environment["torch"]["deterministic_algorithms"] is True
-    assert environment["initial"]["rng"]["torch_cpu"].startswith("xxh3:")
+    assert environment["initial"]["rng"]["torch_cpu"] == "unseeded"
+    assert environment["seeds"]["torch_initial_seed"] is None
 
 
 def test_it_stays_out_where_detrun_did_not_start_the_process(exported: Path) -> None:
@@ -170,6 +174,41 @@ def test_a_forked_helper_that_trains_is_not_this_rank(before: bool, tmp_path: Pa
     assert len(list((tmp_path / "metrics").iterdir())) == 1
 
 
+def trains_in_a_child(*, parent_too: bool) -> None:
+    child = multiprocessing.get_context("fork").Process(target=programs.clipped)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    if parent_too:
+        programs.plain()
+
+
+@pytest.mark.parametrize("parent_too", [True, False])
+def test_a_program_may_train_in_a_process_that_it_forks(parent_too: bool, tmp_path: Path) -> None:
+    done = run(lambda: trains_in_a_child(parent_too=parent_too), tmp_path)
+    assert [line["step"] for line in done.lines()] == [1, 2, 3]
+    assert done.environment()["rank"] == 0
+    conflicts = list((tmp_path / "metrics").glob("rank00000.conflict-*"))
+    assert len(conflicts) == int(parent_too)  # nobody can know which of them was meant
+
+
+def trains_unseeded_in_a_child() -> None:
+    def train() -> None:
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+
+    random.seed(1)
+    child = multiprocessing.get_context("fork").Process(target=train)
+    child.start()
+    child.join(60)
+
+
+def test_python_seeds_its_stream_anew_in_a_forked_process(tmp_path: Path) -> None:
+    assert run(trains_unseeded_in_a_child, tmp_path).environment()["initial"]["rng"]["python"] == "unseeded"
+
+
 def test_a_second_process_of_the_same_rank_is_noted(tmp_path: Path) -> None:
     run(programs.plain, tmp_path)
     before = (tmp_path / "metrics" / "rank00000.jsonl").read_bytes()
@@ -209,3 +248,75 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_training(tmp_path: Pa
     code = "import detrun.recorder\n" + TRAIN + "print('trained')"
     export_recorder(tmp_path / "recorder")
     assert "trained" in python(code, tmp_path / "recorder", attempt=tmp_path / "file")
+
+
+def helper_that_trains() -> None:
+    programs.plain()
+    export = os.environ["EXPORTED"]
+    subprocess.run([sys.executable, "-c", TRAIN], env={**os.environ, "PYTHONPATH": export}, check=True)
+
+
+def test_a_process_that_the_rank_starts_and_that_trains_is_no_rival(exported: Path, tmp_path: Path) -> None:
+    done = run(helper_that_trains, tmp_path, EXPORTED=str(exported))
+    assert len(done.lines()) == 3
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["rank00000.jsonl"]
+    assert len(list((tmp_path / "recorder").glob("rank00000.helper-*"))) == 1
+
+
+def leaves_at_once() -> None:
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    never_used = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+    (Path(os.environ["DETRUN_ATTEMPT_DIR"]) / "result").write_bytes(pickle.dumps(bool(never_used)))
+    os._exit(0)
+
+
+def test_a_program_that_leaves_by_os_exit_loses_no_step(tmp_path: Path) -> None:
+    assert [line["step"] for line in run(leaves_at_once, tmp_path).lines()] == [1, 2, 3]
+
+
+def adds_to_its_arguments() -> None:
+    sys.argv.append("--run-name=17:03:59")
+    programs.plain()
+
+
+def test_the_arguments_are_those_that_the_program_was_given(tmp_path: Path) -> None:
+    assert "--run-name=17:03:59" not in run(adds_to_its_arguments, tmp_path).environment()["python"]["argv"]
+
+
+def trains_in_a_deleted_folder() -> None:
+    folder = Path(os.environ["DETRUN_ATTEMPT_DIR"]) / "gone"
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+    programs.plain()
+
+
+def test_a_program_whose_working_folder_is_gone_is_recorded(tmp_path: Path) -> None:
+    done = run(trains_in_a_deleted_folder, tmp_path)
+    assert done.environment()["python"]["cwd"] == "(deleted)"
+    assert all("gradients" in line["state"] for line in done.lines())
+
+
+def closes_what_it_does_not_know() -> list[str]:
+    """And then opens files of its own, which get the numbers of those it closed."""
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    folder = Path(os.environ["DETRUN_ATTEMPT_DIR"])
+    own = []
+    for step in range(4):
+        net(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+        if step == 1:
+            os.closerange(3, 64)
+            own = [os.open(folder / f"own{index}", os.O_RDWR | os.O_CREAT) for index in range(61)]
+    return [os.pread(file, 100, 0).decode() for file in own]
+
+
+def test_a_program_that_closes_all_descriptors_is_recorded_and_its_files_are_its_own(tmp_path: Path) -> None:
+    done = run(closes_what_it_does_not_know, tmp_path)
+    assert [line["step"] for line in done.lines()] == [1, 2, 3, 4]
+    assert set(done.result) == {""}

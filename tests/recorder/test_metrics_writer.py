@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,21 @@ def test_a_second_process_of_a_rank_stays_out_and_leaves_a_note(tmp_path: Path) 
     first.write(b"line\n")
     first.close()
     assert (tmp_path / "metrics" / "rank00000.jsonl").read_bytes() == b"line\n"
+
+
+def test_a_process_that_the_rank_started_is_a_helper_and_no_rival(tmp_path: Path) -> None:
+    first = MetricsWriter(tmp_path, 0)
+    code = f"""
+from pathlib import Path
+from detrun.records.metrics_writer import MetricsWriter, RankTaken
+try:
+    MetricsWriter(Path({str(tmp_path)!r}), 0)
+except RankTaken:
+    print("taken")
+"""
+    # Through a shell: the rank is not always the parent.
+    command = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "taken\n"
+    first.close()
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["rank00000.jsonl"]
+    assert len(list((tmp_path / "recorder").glob("rank00000.helper-*"))) == 1

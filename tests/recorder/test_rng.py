@@ -48,6 +48,7 @@ def digests(exported: Path, tmp_path: Path, work: str, before: str = "") -> dict
         "[random.gauss(0, 1) for _ in range(5000)]",
         "numpy.random.standard_normal(5000)",
         "random.random(); streams.digests(); [random.random() for _ in range(5000)]",
+        "numpy.random.rand(1500, 1500); [random.random() for _ in range(300_000)]",
     ],
 )
 def test_drawing_from_a_stream_that_nobody_seeded(exported: Path, tmp_path: Path, work: str) -> None:
@@ -78,3 +79,18 @@ def test_a_stream_set_to_a_saved_state_counts(exported: Path, tmp_path: Path) ->
 def test_a_stream_seeded_after_many_looks_counts(exported: Path, tmp_path: Path) -> None:
     work = "for _ in range(3): random.random(); streams.digests()\nrandom.seed(1)"
     assert digests(exported, tmp_path, work)["python"] != UNSEEDED
+
+
+def torch_stream(exported: Path, tmp_path: Path, work: str) -> str:
+    code = f"import torch, detrun.recorder\n{work}\nprint(detrun.recorder._session.streams.digests()['torch_cpu'])"
+    env = {**os.environ, "PYTHONPATH": str(exported), "DETRUN_ATTEMPT_DIR": str(tmp_path)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_torchs_stream_says_nothing_either_until_it_is_seeded(exported: Path, tmp_path: Path) -> None:
+    drawn = "state = torch.get_rng_state(); torch.randn(5000); torch.set_rng_state(state); torch.rand(3)"
+    assert torch_stream(exported, tmp_path, drawn) == UNSEEDED
+    seeded = torch_stream(exported, tmp_path, "torch.rand(3); torch.manual_seed(7)")
+    assert seeded == torch_stream(exported, tmp_path, "torch.manual_seed(7)") != UNSEEDED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,20 +11,30 @@ from hypothesis import strategies as st
 from detrun.recorder.steps import RETIRED_AFTER, Cycle, Numbering
 
 
-def closes(calls: list[int], live: set[int] | None = None) -> list[list[int]]:
-    """The steps into which a sequence of optimizer calls is grouped; the last one may still be open."""
-    cycle, steps, open_step = Cycle(), [], []
-    for optimizer in calls:
+def closes(calls: list[int], live: set[int] | None = None, stale: Collection[int] = ()) -> list[list[int]]:
+    """The steps into which a sequence of optimizer calls is grouped; the last one may still be open. stale: positions
+    of calls that no backward pass of their own came before."""
+    cycle, steps, open_step, tail = Cycle(), [], [], []
+    for position, optimizer in enumerate(calls):
+        fresh = position not in stale
+        together = cycle.settles(optimizer, fresh)
+        if together:
+            open_step, tail = open_step + tail, []
+        elif together is False:
+            cycle.closed()
+            steps.append(open_step)
+            open_step, tail = tail, []
         if cycle.begins(optimizer):
             cycle.closed()
             steps.append(open_step)
             open_step = []
-        open_step.append(optimizer)
-        if cycle.ends(optimizer, live or set(calls)):
+        complete = cycle.ends(optimizer, live or set(calls), fresh)
+        (tail if cycle.tail else open_step).append(optimizer)
+        if complete:
             cycle.closed()
             steps.append(open_step)
             open_step = []
-    return [*steps, open_step] if open_step else steps
+    return [*steps, open_step + tail] if open_step or tail else steps
 
 
 def test_one_optimizer_closes_at_once() -> None:
@@ -37,14 +49,33 @@ def test_an_optimizer_that_never_steps_is_waited_for_once() -> None:
     assert closes([1, 1, 1], live={1, 2}) == [[1], [1], [1]]
 
 
-def test_different_frequencies_settle() -> None:
-    steps = closes([1, 1, 1, 2] * 4)
-    assert steps[-4:] == [[1], [1], [1, 2]] or steps[-3:] == [[1], [1], [1, 2]]
-    assert steps[:4] == [[1], [1], [1], [2]]
+def test_a_generator_is_part_of_its_critics_last_step() -> None:
+    assert closes([1, 1, 1, 2] * 4) == [[1], [1], [1, 2]] * 4
 
 
-def test_a_newcomer_does_not_shift_the_others() -> None:
-    assert closes([1, 1, 1, 2, 1, 2, 1, 2], live={1, 2}) == [[1], [1], [1], [2], [1, 2], [1, 2]]
+def test_a_newcomer_with_a_backward_pass_of_its_own_joins_the_step_before_it() -> None:
+    assert closes([1, 1, 1, 2, 1, 2, 1, 2], live={1, 2}) == [[1], [1], [1, 2], [1, 2], [1, 2]]
+
+
+def test_a_newcomer_that_shares_a_backward_pass_with_the_next_one_is_part_of_the_next_step() -> None:
+    assert closes([1, 1, 2, 1, 2, 1], stale={3, 5}) == [[1], [1], [2, 1], [2, 1]]
+    assert closes([1, 1, 2, 3, 1, 2, 3, 1], stale={3, 4, 6, 7}) == [[1], [1], [2, 3, 1], [2, 3, 1]]
+
+
+def test_a_newcomer_that_shares_a_backward_pass_with_the_last_one_is_part_of_the_last_step() -> None:
+    assert closes([1, 2, 1, 2, 1, 2, 3, 1, 2, 3], stale={1, 3, 5, 6, 8, 9}) == [[1, 2], [1, 2], [1, 2, 3], [1, 2, 3]]
+
+
+def test_a_step_is_not_held_forever_for_an_optimizer_that_never_steps() -> None:
+    cycle = Cycle()
+    closed = []
+    for _ in range(RETIRED_AFTER + 4):
+        if cycle.begins(1):
+            cycle.closed()
+        closed.append(cycle.ends(1, {1, 2}))
+        if closed[-1]:
+            cycle.closed()
+    assert closed[-2:] == [True, True]
 
 
 def test_an_optimizer_that_stopped_is_given_up() -> None:
@@ -68,9 +99,9 @@ def test_a_dead_optimizer_is_not_waited_for() -> None:
     assert cycle.ends(1, {1})
 
 
-@given(st.lists(st.integers(1, 4), max_size=60))
-def test_every_call_is_in_exactly_one_step_and_no_step_has_one_twice(calls: list[int]) -> None:
-    steps = closes(calls)
+@given(st.lists(st.integers(1, 4), max_size=60), st.sets(st.integers(0, 59)))
+def test_every_call_is_in_exactly_one_step_and_no_step_has_one_twice(calls: list[int], stale: set[int]) -> None:
+    steps = closes(calls, stale=stale)
     assert [call for step in steps for call in step] == calls
     assert all(len(set(step)) == len(step) for step in steps)
 

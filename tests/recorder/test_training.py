@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,122 @@ def test_steps_close_with_the_last_optimizer(program: Any, count: int, losses: A
         assert "grad_norm" in line["metrics"]
 
 
-def test_optimizers_of_different_frequency_lose_no_call_and_no_loss(tmp_path: Path) -> None:
+def test_the_maker_is_part_of_its_judges_last_step(tmp_path: Path) -> None:
     lines = run(programs.critics, tmp_path).lines()
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-    assert sum(line["microbatches"] for line in lines) == 12
+    assert [line["step"] for line in lines] == list(range(1, 10))
+    assert [line["microbatches"] for line in lines] == [1, 1, 2] * 3
+
+
+def late_start(*, first: bool) -> None:
+    """A second optimizer that shares the backward pass joins at the third step, before or behind the other."""
+    early, late = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+    one, two = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (early, late))
+    for step in range(5):
+        late(early(torch.ones(2, 3))).mean().backward()
+        for optimizer in (two, one) if first else (one, two):
+            if optimizer is one or step >= 2:
+                optimizer.step()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_optimizer_that_joins_later_shares_the_step_of_its_backward_pass(first: bool, tmp_path: Path) -> None:
+    lines = run(lambda: late_start(first=first), tmp_path).lines()
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert all("loss" in line["metrics"] and "batch" in line and line["microbatches"] == 1 for line in lines)
+
+
+def fine_tuned() -> None:
+    """In evaluation mode from the first step to the last."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(), torch.nn.Linear(3, 1)).eval()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        net(torch.full((2, 3), float(step))).mean().backward()
+        optimizer.step()
+
+
+def test_a_model_trained_in_evaluation_mode_has_batches(tmp_path: Path) -> None:
+    lines = run(fine_tuned, tmp_path).lines()
+    assert len({line["batch"] for line in lines}) == 3
+
+
+def test_what_a_model_is_evaluated_on_is_no_batch_of_the_training(tmp_path: Path) -> None:
+    def program(*, evaluated: bool) -> None:
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if evaluated:
+            net.eval()(torch.ones(1, 3))
+        net.train()(torch.zeros(2, 3)).mean().backward()
+        optimizer.step()
+
+    batches = [run(lambda e=e: program(evaluated=e), tmp_path / str(e)).lines()[0]["batch"] for e in (True, False)]
+    assert batches[0] == batches[1]
+
+
+class RunningMean(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.lerp_(x.mean(0), 0.5)
+        return x
+
+
+def test_running_statistics_of_a_module_without_parameters_are_state(tmp_path: Path) -> None:
+    def program() -> None:
+        norm, net = RunningMean(), torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        for _ in range(2):
+            net(norm(torch.ones(2, 3))).mean().backward()
+            optimizer.step()
+
+    lines = run(program, tmp_path).lines()
+    assert lines[0]["state"]["buffers"] != lines[1]["state"]["buffers"]
+
+
+def test_a_loss_may_come_from_autograd_grad(tmp_path: Path) -> None:
+    def program() -> None:
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            loss = net(torch.ones(2, 3)).mean()
+            gradients = torch.autograd.grad(loss, list(net.parameters()), create_graph=step == 2)
+            if step == 2:  # a penalty on gradients: the loss is what backward starts from
+                (loss + gradients[0].square().sum()).backward()
+            else:
+                for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+            optimizer.step()
+
+    lines = run(program, tmp_path).lines()
+    assert [line["microbatches"] for line in lines] == [1, 1, 1]
+    assert all("loss" in line["metrics"] for line in lines)
+
+
+def test_a_program_without_an_optimizer_has_rng_streams(tmp_path: Path) -> None:
+    def program() -> None:
+        for step in range(3):
+            detrun.record(step, loss=torch.rand(()))
+
+    assert all("rng" in line for line in run(program, tmp_path).lines())
+
+
+def test_paths_of_the_arms_own_folder_in_a_batch_are_the_same_in_every_arm(tmp_path: Path) -> None:
+    class Net(torch.nn.Linear):
+        def forward(self, batch: dict[str, Any]) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(batch["x"])
+
+    def program(sample: str) -> None:
+        net = Net(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        path = Path(os.environ["DETRUN_ATTEMPT_DIR"]).parent / "work" / sample
+        net({"x": torch.ones(2, 3), "path": [str(path)]}).mean().backward()
+        optimizer.step()
+
+    def batch(arm: str, sample: str) -> str:
+        return run(lambda: program(sample), tmp_path / arm / "attempt-0").lines()[0]["batch"]
+
+    assert batch("a", "1.pt") == batch("b", "1.pt") != batch("c", "2.pt")
 
 
 def test_a_skipped_step_counts_and_the_loss_is_the_unscaled_one(tmp_path: Path) -> None:

@@ -123,3 +123,16 @@ def test_attempts_are_listed_by_number(tmp_path: Path) -> None:
         (folder.arm_dir("a") / name).mkdir(parents=True)
     assert [attempt.number for attempt in folder.attempts("a")] == [2, 10]
     assert folder.attempts("b") == []
+
+
+def test_a_folder_whose_name_create_would_never_give_is_not_ours(tmp_path: Path) -> None:
+    ours = Archive(tmp_path).create("x", "pair")
+    foreign = tmp_path / "\x1b[31mx-pair-20991231T000000-0000"
+    foreign.mkdir()
+    (foreign / MARKER).touch()
+    assert [folder.id for folder in Archive(tmp_path).list()] == [ours.id]
+
+
+def test_a_home_that_is_nobodys_is_said() -> None:
+    with pytest.raises(UsageError, match="no such user"):
+        Archive.find("~nobody-of-that-name/x", environ={})

@@ -132,3 +132,15 @@ def test_a_verdict_that_cannot_be_written_is_an_error(made: MadeExperiment) -> N
     (made.folder.verdict_file / "x").touch()
     with pytest.raises(ArchiveError):
         judge(made.folder)
+
+
+def test_what_turns_or_hides_text_is_shown_escaped(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path)
+    hidden = "\x1b[31m\u202eevil\x9b"
+    made.edit_experiment(recipe={**made.file.recipe, "name": hidden}, command_line=["detrun", hidden])
+    verdict = judge(made.folder, report=False)
+    page = render_html(verdict, made.file)
+    for text in (page, verdict.to_json()):
+        assert not set(text) & set(hidden) - set("[31mevil")
+    assert json.loads(verdict.to_json())["recipe"] == hidden
+    assert r"\x1b[31m\u202eevil\x9b" in page
