@@ -14,6 +14,7 @@ $(READY): pyproject.toml requirements/constraints.txt
 
 demo: $(READY)  ## The main job on this machine: a small hybrid model, twice, held against itself.
 	$(BIN)/detrun pair recipes/hybrid-cpu.yaml --set cluster=local
+	@echo 'the command is $(BIN)/detrun; docs/first-use.md goes on from here'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,7 +31,7 @@ test: lint  ## Everything, on a real Slurm cluster that is brought up on this ma
 
 test-full: test bench
 
-bench: $(READY)  ## The figures that the README quotes, measured here, as JSON below benchmarks/results.
+bench: $(READY)  ## What things cost and how long they take here, as JSON below benchmarks/results.
 	$(BIN)/python -m benchmarks
 
 format: $(READY)

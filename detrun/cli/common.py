@@ -160,6 +160,8 @@ def conclude(
     print_verdict(verdict, experiment, as_json, _archive_option(folder))
     if unwritten:
         raise unwritten
+    if write:
+        progress_console().print(f"page: {folder.report_file}", markup=False, highlight=False, soft_wrap=True)
     return int(verdict.exit_code)
 
 

@@ -35,7 +35,8 @@ def list_experiments(
         if verdict := read_verdict(folder):
             row["verdict"] = verdict.verdict
             if verdict.first_divergence is not None:
-                row["first"] = f"step {verdict.first_divergence.step}"
+                begin = verdict.first_divergence.boundary == "begin"
+                row["first"] = "before the first step" if begin else f"step {verdict.first_divergence.step}"
         rows.append(row)
     if as_json:
         json.dump(rows, sys.stdout, indent=1)

@@ -41,6 +41,9 @@ def logs(
     else:
         paths = sorted(attempt.log_dir.glob("*.log"))
     positions = {path: _print_tail(path, lines, len(paths) > 1) for path in paths}
+    if not any(positions.values()) and not follow:
+        who = f"rank {rank}" if rank is not None else "every rank"
+        print(f"{who} of arm {arm} printed nothing", file=sys.stderr)
     if follow:
         _follow(positions, attempt.job_file)
     return 0

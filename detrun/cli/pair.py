@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ def pair(
     arms: ArmOption = None,
     archive: ArchiveOption = None,
     repeat: Annotated[
-        int, typer.Option("--repeat", min=1, max=700, help="How many arms are held against the first one.")
+        int, typer.Option("--repeat", min=1, max=700, metavar="N", help="How many arms are held against the first one.")
     ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every batch script and environment; submit nothing.")
@@ -40,13 +41,14 @@ def pair(
 ) -> int:
     """Launches the same training twice from identical seeds and reports the first step at which the two differ.
 
-    Exit code 0: identical. 1: diverged. 3: not verified. 4: a job failed. 2: the recipe or the command line is wrong.
+    Exit code 0: identical. 1: diverged. 2: the recipe or the command line is wrong. 3: not verified. 4: a job could
+    not be submitted, failed, stalled or was lost. 70: a bug of detrun. 130: interrupted, the jobs go on.
     """
     from detrun.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides or (), arms or ())
     store = open_archive(archive, loaded.archive)
-    from detrun.experiments.checks import PairOptions, cost_line
+    from detrun.experiments.checks import PairOptions, check_before_launch, cost_line
     from detrun.experiments.pair import start_pair
 
     options = PairOptions(repeats=repeat, agreed=yes)
@@ -60,6 +62,7 @@ def pair(
 
     console = progress_console()
     if cluster.name == "slurm":
+        check_before_launch(loaded, store, cluster.name, options, dict(os.environ))
         console.print(cost_line(loaded.recipe, options), markup=False, highlight=False)
     folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]])
     if detach:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from detrun.errors import InfrastructureError
+from detrun.errors import InfrastructureError, UsageError
 
 app = typer.Typer(no_args_is_help=True, help="The part of detrun that runs inside the training process.")
 
@@ -19,6 +19,12 @@ def export(
     """Writes the recorder as a folder of plain Python files that PYTHONPATH can name."""
     from detrun.recorder.export import export_recorder
 
+    strangers = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if strangers and not (folder / "detrun" / "recorder" / "inject").is_dir():
+        raise UsageError(
+            f"{folder} holds something else: {', '.join(strangers[:3])}{' …' if len(strangers) > 3 else ''}",
+            hint="name a new folder, or one that an earlier export made",
+        )
     try:
         export_recorder(folder)
     except OSError as error:

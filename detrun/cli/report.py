@@ -13,6 +13,7 @@ from detrun.cli.common import (
     conclude,
     open_archive,
     progress_console,
+    to_find,
 )
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def report(
     asked = ExperimentFile.read(folder.experiment_file)
     going = _is_going(folder, asked)
     code = conclude(folder, asked, as_json, standalone, write=not going)
-    last = "it still runs, so nothing was written" if going else f"page: {folder.report_file}"
-    progress_console().print(last, markup=False, highlight=False, soft_wrap=True)
+    if going:
+        text = f"it still runs, so nothing was written; detrun attach {to_find(folder)} waits for the verdict"
+        progress_console().print(text, markup=False, highlight=False, soft_wrap=True)
     return code
 
 

@@ -7,12 +7,13 @@ can only be answered there. Both are pure: records in, gaps out.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from detrun.compare.folding import steps_in_words
 from detrun.compare.streams import Gap
-from detrun.records.metrics_line import Held
+from detrun.records.metrics_line import Held, stem_of
 from detrun.records.metrics_reader import RankMetrics
 
 STATE_COMPONENTS = ("parameters", "gradients", "optimizer")
@@ -149,7 +150,7 @@ def _note_contents(survey: RankSurvey, records: RankMetrics, asked: Asked) -> No
             continue
         when = "" if len(lacking) == total else f" {steps_in_words(lacking)}"
         kind_of_gap = "metric" if len(lacking) == total else "metric-step"
-        what = f"{name} is missing{when} ({asked.requirement})"
+        what = f"{name} is missing{when} ({asked.requirement}{_or_is_it(name, survey, len(lacking) == total)})"
         survey.gaps.append(Gap(kind_of_gap, what, survey.rank, survey.arm, min(lacking), name=name))
 
     every = [step for steps in kinds.values() for step in steps]
@@ -170,6 +171,15 @@ def _note_contents(survey: RankSurvey, records: RankMetrics, asked: Asked) -> No
             ]
             why = f"metrics.state_every is {asked.state_every}"
             _note_stream(survey, "RNG" if name == "rng" else name, lacking, due, why)
+
+
+def _or_is_it(name: str, survey: RankSurvey, never: bool) -> str:
+    """`; recorded were loss and grad_norm`: what a name that never came up may have been meant for."""
+    plain = [metric for metric in survey.metrics if stem_of(metric) == metric]
+    if not never or not plain:
+        return ""
+    near = difflib.get_close_matches(name, plain, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; recorded were {', '.join(plain[:8])}"
 
 
 def _note_stream(survey: RankSurvey, label: str, lacking: Sequence[int], due: Sequence[int], why: str) -> None:

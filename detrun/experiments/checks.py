@@ -10,7 +10,7 @@ from detrun.determinism.canonical import check_environment
 from detrun.errors import UsageError
 from detrun.experiments.plan import Plan, detrun_bin, pair_arms, plan_arms
 from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
-from detrun.launch.slurm import partition_limit_minutes
+from detrun.launch.slurm import describe_partition
 from detrun.recipe import LoadedRecipe, Recipe, check_launchable
 from detrun.records.archive import Archive
 from detrun.records.jobs import MAX_RANKS
@@ -82,7 +82,7 @@ def check_before_launch(
         check_node_hours(
             len(plan.arms), recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, options.agreed
         )
-        _check_time_limit(loaded, plan)
+        _check_partition(loaded, plan)
 
 
 def cost_line(recipe: Recipe, options: PairOptions) -> str:
@@ -91,15 +91,27 @@ def cost_line(recipe: Recipe, options: PairOptions) -> str:
     return check_node_hours(options.repeats + 1, recipe.launch.nodes, minutes, recipe.limits.node_hours, options.agreed)
 
 
-def _check_time_limit(loaded: LoadedRecipe, plan: Plan) -> None:
-    limit = partition_limit_minutes(loaded.recipe.slurm.partition)
+def _check_partition(loaded: LoadedRecipe, plan: Plan) -> None:
+    """A job that its partition can never start would wait for ever."""
+    recipe = loaded.recipe
+    partition = describe_partition(recipe.slurm.partition)
     longest = max(request.minutes for request in plan.requests)
-    if limit is not None and longest > limit:
-        together = " (all arms in one allocation)" if loaded.recipe.placement == "allocation" else ""
+    if partition.minutes is not None and longest > partition.minutes:
+        together = recipe.placement == "allocation"
         raise loaded.error(
             "slurm.time",
-            f"slurm.time: the job needs {longest} minutes{together}, the partition allows {limit:g}",
-            "a shorter slurm.time, another partition, or placement: pinned, which has a job an arm",
+            f"slurm.time: the job needs {longest} minutes{' (all arms in one allocation)' if together else ''}, "
+            f"the partition allows {partition.minutes:g}",
+            "a shorter slurm.time or another partition"
+            + (", or placement: pinned, which has a job an arm" if together else ""),
+        )
+    wanted = recipe.launch.nodes * (len(plan.arms) if recipe.placement == "disjoint" else 1)
+    if partition.nodes is not None and wanted > partition.nodes:
+        apart = f" for {len(plan.arms)} arms on different nodes" if recipe.placement == "disjoint" else ""
+        raise loaded.error(
+            "launch.nodes",
+            f"launch.nodes: {wanted} nodes are needed{apart}, the partition has {partition.nodes}",
+            "fewer nodes, or another slurm.partition",
         )
 
 

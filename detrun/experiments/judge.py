@@ -31,7 +31,7 @@ from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEviden
 from detrun.compare.streams import Gap, PairTally, compare_rank
 from detrun.errors import ArchiveError, RecordError
 from detrun.records.environment_reader import RankEnvironment, read_environment, read_recorder_cost
-from detrun.records.files import one_line
+from detrun.records.files import one_line, read_object
 from detrun.records.jobs import ExperimentFile, JobFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder, rank_files
 from detrun.records.metrics_line import LineReader
@@ -59,6 +59,7 @@ def judge(
     """
     place = ExperimentFolder(Path(folder))
     experiment = ExperimentFile.read(place.experiment_file)
+    experiment.pinned.update(_pinned_on_the_node(place, experiment))
     evidence = gather(place, experiment, processes)
     verdict = decide(experiment, evidence)
     if write:
@@ -66,6 +67,19 @@ def judge(
             verdict = _with_report(place, experiment, verdict)
         verdict.write(place.verdict_file)
     return verdict
+
+
+def _pinned_on_the_node(place: ExperimentFolder, experiment: ExperimentFile) -> dict[str, str]:
+    """Values of pinned variables that were settled where the job ran, such as a number of threads."""
+    for arm in experiment.arms:
+        for attempt in place.attempts(arm.id):
+            try:
+                env = read_object(attempt.path / "launch.json").get("env")
+            except RecordError:
+                continue
+            if isinstance(env, dict):
+                return {name: one_line(str(env[name]), 40) for name in experiment.pinned if name in env}
+    return {}
 
 
 def _with_report(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict) -> Verdict:

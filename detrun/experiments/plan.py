@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detrun.launch.cluster import JobRequest
-from detrun.launch.command import srun_argv, srun_options
+from detrun.launch.command import srun_argv, srun_options, torchrun_argv
 from detrun.launch.environment import ArmEnvironment, arm_environment
 from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
 from detrun.recipe import Recipe, expand
@@ -221,8 +221,13 @@ def describe(request: JobRequest, script: str | None) -> str:
     if script is not None:
         lines += [script.rstrip(), ""]
     for segment in request.spec.segments:
-        lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {segment.ranks} ranks, in {segment.workdir}")
+        ranks = "1 rank" if segment.ranks == 1 else f"{segment.ranks} ranks"
+        lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {ranks}, in {segment.workdir}")
         lines.append(f"#   {shlex.join(segment.argv)}")
+        if segment.launcher == "torchrun":
+            script = f"{request.spec.experiment}/jobs/rank.sh"
+            started = torchrun_argv(segment, script, 0, "FIRST_NODE", 0)[: -len(segment.argv)]
+            lines.append(f"#   started by: {shlex.join(started)}")
         if request.spec.cluster == "slurm":
             wrapper = [segment.wrapper_python or sys.executable, f"{request.spec.experiment}/jobs/wrapper.py"]
             lines.append(f"#   as the step: {shlex.join(srun_argv(segment, wrapper))}")
@@ -233,6 +238,6 @@ def describe(request: JobRequest, script: str | None) -> str:
         if segment.threads:
             lines.append("#   OMP_NUM_THREADS=<cores of the node / ranks on it>")
         for name in segment.unset:
-            lines.append(f"#   {name} is unset")
+            lines.append(f"#   unset: {name}")
         lines.append("")
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from types import FrameType
 
 import psutil
 
+from detrun.errors import RecordError
 from detrun.launch.command import srun_argv, torchrun_argv
 from detrun.launch.outcome import Outcome, last_step, outcome_of
 from detrun.launch.placement import settle_follower
@@ -117,12 +118,9 @@ class Driver:
             state="running",
             started=utc_now(),
         )
-        if self.cancelled:
-            job.state, job.reason, job.ended = (
-                "cancelled",
-                "the job was cancelled before this arm began",
-                utc_now(),
-            )
+        why_not = "the job was cancelled before this arm began" if self.cancelled else self._hopeless(segment)
+        if why_not:
+            job.state, job.reason, job.ended = "cancelled", why_not, utc_now()
             job.write(folder.job_file)
             return "cancelled"
         job.write(folder.job_file)
@@ -131,6 +129,22 @@ class Driver:
         outcome = outcome_of(folder, segment, self.process.returncode if self.process else None, self.root)
         self._close(job, outcome, stalled, folder, segment)
         return job.state
+
+    def _hopeless(self, segment: Segment) -> str | None:
+        """Why this arm need not run: another one failed before its first step, and node-hours cost money."""
+        place = ExperimentFolder(self.root)
+        for path in sorted((self.root / "arms").glob("*/attempt-0/job.json")):
+            arm = path.parents[1].name
+            if arm == segment.arm or segment.attempt:
+                continue
+            try:
+                failed = JobFile.read(path).state == "failed"
+            except RecordError:
+                continue
+            other = place.attempt(arm, 0)
+            if failed and not any(last_step(other.metrics(rank)) for rank in range(segment.ranks)):
+                return f"not started, since arm {arm} failed before its first step"
+        return None
 
     def _wanted(self) -> bool:
         """Whether the experiment is still there; of one that was deleted under us nothing is to come back."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from detrun.errors import ClusterError
@@ -102,13 +103,20 @@ class SlurmCluster:
         return parse_sacct(told.stdout), ""
 
 
-def partition_limit_minutes(partition: str | None) -> float | None:
-    """The time limit of a partition (the default one for None) in minutes; None if unlimited or not told.
+@dataclass(frozen=True)
+class Partition:
+    """What a partition allows a job: minutes (None: no limit, or not told) and how many nodes it has (likewise)."""
 
-    Raises ClusterError if Slurm knows no such partition.
-    """
-    shown = _run(["sinfo", "--noheader", "--format=%R|%P|%l", *([f"--partition={partition}"] if partition else [])])
-    rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 2]
+    minutes: float | None = None
+    nodes: int | None = None
+
+
+def describe_partition(partition: str | None) -> Partition:
+    """The limits of a partition, the default one for None. Raises ClusterError if Slurm knows no such partition."""
+    if partition and "," in partition:
+        return Partition()  # Slurm takes whichever of them is free first
+    shown = _run(["sinfo", "--noheader", "--format=%R|%P|%l|%D", *([f"--partition={partition}"] if partition else [])])
+    rows = [line.split("|") for line in shown.stdout.splitlines() if line.count("|") == 3]
     if shown.returncode != 0 and not rows:
         raise ClusterError(f"sinfo: {_last_line(shown.stderr) or f'exit code {shown.returncode}'}", hint="see sinfo")
     if partition and not rows:
@@ -117,10 +125,11 @@ def partition_limit_minutes(partition: str | None) -> float | None:
             f"Slurm has no partition {partition}",
             hint=f"partitions here: {', '.join(dict.fromkeys(known))}" if known else "see sinfo",
         )
-    for _name, shown_name, limit in rows:
-        if partition or shown_name.endswith("*"):
-            return minutes_of(limit)
-    return None
+    ours = [row for row in rows if partition or row[1].endswith("*")]
+    if not ours:
+        return Partition()
+    # One row for each state that nodes of the partition are in.
+    return Partition(minutes_of(ours[0][2]), sum(int(row[3]) for row in ours if row[3].isdigit()) or None)
 
 
 def minutes_of(text: str) -> float | None:

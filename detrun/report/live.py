@@ -97,7 +97,8 @@ class LiveDisplay:
     def _state(self, arm: ArmView) -> str:
         words = [f"job {arm.job}"] if self.slurm and arm.job else []
         if arm.ended or not arm.started:
-            state = arm.state if arm.ended else arm.word or arm.state
+            # An arm that has not begun in a job that runs already waits for the one before it.
+            state = arm.state if arm.ended or arm.state == "waiting" else arm.word or arm.state
             words.append(f"{state} ({arm.reason})" if arm.reason else state)
             if not arm.ended and arm.start and arm.word == "PENDING":
                 words[-1] += f", starts about {arm.start}"

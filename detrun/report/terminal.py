@@ -118,6 +118,11 @@ def _next(verdict: Verdict, commands: Collection[str], options: str) -> Iterator
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")
         return
+    if verdict.first_divergence is not None and verdict.first_divergence.boundary == "begin":
+        yield Text(
+            "hint: the seed does not reach what is set up before training: {seed} in launch.command, DETRUN_SEED"
+        )
+        return
     if verdict.verdict == "diverged" and "localize" in commands:
         yield Text(f"hint: detrun localize {id}")
         return

@@ -9,7 +9,7 @@ import pytest
 from detrun.errors import ClusterError
 from detrun.launch import slurm
 from detrun.launch.cluster import SubmittedJob
-from detrun.launch.slurm import SlurmCluster, partition_limit_minutes
+from detrun.launch.slurm import SlurmCluster, describe_partition
 
 JOBS = [SubmittedJob("x-a", "11", 1.7e9, {}), SubmittedJob("x-b", "12", 1.7e9, {})]
 
@@ -81,4 +81,4 @@ def test_a_job_that_is_gone_counts_as_cancelled(stubs: Stubs) -> None:
 def test_a_failing_sinfo_is_not_taken_for_a_missing_partition(stubs: Stubs) -> None:
     stubs.put("sinfo", "echo 'slurm_load_partitions: no route' >&2; exit 1")
     with pytest.raises(ClusterError, match="sinfo: slurm_load_partitions: no route"):
-        partition_limit_minutes("gpu")
+        describe_partition("gpu")
