@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from detrun.errors import ClusterError, RecipeError
+from detrun.errors import ClusterError, ExitCode, RecipeError
 
 if TYPE_CHECKING:
     from detrun.launch.cluster import Cluster
@@ -43,7 +43,9 @@ ArmOption = Annotated[
 StandaloneOption = Annotated[bool, typer.Option("--standalone", help="Make a report.html that can be copied alone.")]
 IdArgument = Annotated[
     str,
-    typer.Argument(help="An experiment's id, a unique part of it, or @latest.", metavar="ID", show_default=False),
+    typer.Argument(
+        help="An experiment's id, its beginning or last part, or @latest.", metavar="ID", show_default=False
+    ),
 ]
 
 
@@ -133,7 +135,7 @@ def follow_to_verdict(
             markup=False,
             highlight=False,
         )
-        return 130
+        return ExitCode.INTERRUPTED
     return conclude(folder, experiment, as_json, standalone)
 
 
@@ -149,11 +151,7 @@ def conclude(
 
     unwritten = None
     try:
-        verdict = judge(folder, write=write)
-        if standalone and write:
-            from detrun.report.html import write_report
-
-            write_report(folder.report_file, verdict, experiment, standalone=True)
+        verdict = judge(folder, write=write, standalone=standalone)
     except ArchiveError as error:
         unwritten = error
         verdict = judge(folder, write=False)
@@ -179,15 +177,12 @@ def _archive_option(folder: ExperimentFolder) -> str:
 
 def read_verdict(folder: ExperimentFolder) -> Verdict | None:
     """An experiment's verdict, or None while it has none that can be read."""
-    from pydantic import ValidationError
-
     from detrun.errors import RecordError
-    from detrun.records.files import read_object
     from detrun.records.verdict import Verdict
 
     try:
-        return Verdict.model_validate(read_object(folder.verdict_file))
-    except (RecordError, ValidationError):
+        return Verdict.read(folder.verdict_file)
+    except RecordError:
         return None
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from detrun.cli.common import ArchiveOption, IdArgument, open_archive
 from detrun.errors import NotVerifiedError, UsageError
+
+if TYPE_CHECKING:
+    from detrun.records.layout import AttemptFolder
 
 
 def logs(
@@ -45,7 +48,7 @@ def logs(
         who = f"rank {rank}" if rank is not None else "every rank"
         print(f"{who} of arm {arm} printed nothing", file=sys.stderr)
     if follow:
-        _follow(positions, attempt.job_file)
+        _follow(positions, attempt, all_of_them=rank is None)
     return 0
 
 
@@ -71,13 +74,15 @@ def _added(path: Path, position: int) -> bytes:
         return b""
 
 
-def _follow(positions: dict[Path, int], job_file: Path) -> None:
+def _follow(positions: dict[Path, int], attempt: AttemptFolder, all_of_them: bool) -> None:
     from detrun.errors import RecordError
     from detrun.experiments.follow import FINAL
     from detrun.records.jobs import JobFile
 
     ended = False
     while True:
+        if all_of_them:  # a rank's log is there from the rank's start on
+            positions.update({path: 0 for path in sorted(attempt.log_dir.glob("*.log")) if path not in positions})
         for path, position in positions.items():
             if data := _added(path, position):
                 sys.stdout.write(data.decode("utf-8", "replace"))
@@ -86,7 +91,7 @@ def _follow(positions: dict[Path, int], job_file: Path) -> None:
         if ended:
             return
         try:
-            ended = JobFile.read(job_file).state in FINAL
+            ended = JobFile.read(attempt.job_file).state in FINAL
         except RecordError:
             ended = False
         if not ended:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +47,7 @@ def pair(
 
     loaded = load_recipe(recipe, overrides or (), arms or ())
     store = open_archive(archive, loaded.archive)
-    from detrun.experiments.checks import PairOptions, check_before_launch, cost_line
+    from detrun.experiments.checks import PairOptions
     from detrun.experiments.pair import start_pair
 
     options = PairOptions(repeats=repeat, agreed=yes)
@@ -61,17 +60,14 @@ def pair(
     from detrun.records.jobs import ExperimentFile
 
     console = progress_console()
-    if cluster.name == "slurm":
-        check_before_launch(loaded, store, cluster.name, options, dict(os.environ))
-        console.print(cost_line(loaded.recipe, options), markup=False, highlight=False)
-    folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]])
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
     if detach:
         sys.stdout.write(f"{folder.id}\n")
         which = to_find(folder)
-        console.print(
-            f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.",
-            markup=False,
-            highlight=False,
-        )
+        say(f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.")
         return 0
     return follow_to_verdict(folder, ExperimentFile.read(folder.experiment_file), cluster, as_json, standalone)

@@ -23,6 +23,8 @@ def schema(kind: Annotated[Kind, typer.Argument(help="recipe or verdict.", metav
     """Prints the JSON Schema of a recipe or of a verdict.
 
     An editor that speaks YAML checks a recipe whose first line is
+
+    \b
     # yaml-language-server: $schema=recipe.schema.json
     """
     if kind is Kind.recipe:

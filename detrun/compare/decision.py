@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detrun.compare.chance import CONFIDENCE, bound_of_clean_pairs
-from detrun.compare.completeness import counts_microbatches, gaps_of_arm
+from detrun.compare.completeness import Asked, counts_microbatches, gaps_of_arm
 from detrun.compare.divergence import divergence_findings, first_divergence, order_of
 from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEvidence
 from detrun.compare.folding import ranks_in_words
@@ -51,6 +51,7 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
         findings += job_findings(arm, evidence)
         findings += _replica_findings(arm)
         findings += _remarks(arm, asked.ranks)
+        findings += _unexpected(arm, asked)
     findings += gap_findings(gaps, names, asked.ranks)
     for pair in evidence.pairs:
         findings += environment_findings(pair, asked.ranks)
@@ -126,6 +127,18 @@ def _remarks(arm: ArmEvidence, ranks: int) -> list[Finding]:
         )
         for text, on in list(arm.remarks.items())[:50]
     ]
+
+
+def _unexpected(arm: ArmEvidence, asked: Asked) -> list[Finding]:
+    """Metrics that do not exist in this program, by the recipe's word, and were recorded all the same."""
+    found = []
+    for name in asked.absent:
+        ranks = [survey.rank for survey in arm.surveys if {name, asked.names.get(name, name)} & {*survey.metrics}]
+        if ranks:
+            what = f"arm {arm.id}, {ranks_in_words(ranks, asked.ranks)}: {name} was recorded; metrics.absent denies it"
+            where: dict[str, Any] = {"arm": arm.id, "ranks": ranks, "metric": name}
+            found.append(Finding(kind="unexpected-metric", severity="warning", where=where, what=what))
+    return found
 
 
 def _declared(experiment: ExperimentFile) -> list[Finding]:

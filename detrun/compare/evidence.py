@@ -82,11 +82,6 @@ class PairEvidence:
         return [self.streams.a, self.streams.b]
 
     @property
-    def first_step(self) -> int | None:
-        """The first step in which any stream differs."""
-        return min((tally.first_step for tally in self.streams.streams.values()), default=None)
-
-    @property
     def initial_differences(self) -> list[InitialDifference]:
         """Components of the state before the first step that differ, parameters first."""
         found = [difference for difference in self.initial.values() if difference.comparable]

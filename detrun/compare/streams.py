@@ -262,12 +262,3 @@ def _looks_equal(a: Metric, b: Metric, decimals: int) -> bool:
     """Of different dtypes too: a log prints both alike."""
     x, y = decode(a["bits"], a["dtype"]), decode(b["bits"], b["dtype"])
     return looks_equal(x, y, decimals)
-
-
-def lines_agree(a: RankMetrics, b: RankMetrics, ignore: Iterable[str] = ()) -> int | None:
-    """The first step of those both hold in which something differs or cannot be compared, else None."""
-    tally = PairTally("a", "b")
-    compare_rank(tally, 0, a, b, ignore)
-    steps = [found.first_step for found in tally.streams.values()]
-    steps += [gap.step for gap in tally.gaps if gap.step is not None]
-    return min(steps, default=None)

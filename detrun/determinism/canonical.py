@@ -8,6 +8,7 @@ imported. The table follows Megatron-LM's `--deterministic-mode` (megatron/train
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,8 @@ def torch_settings_in_force() -> dict[str, Any]:
     """Every torch switch that may change bits, as it is now: flag → bool, number, or string. Initializes no device."""
     import torch
 
-    cudnn, matmul, cuda = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.cuda
+    backends: Any = torch.backends
+    cuda, cudnn, mkldnn, matmul = backends.cuda, backends.cudnn, backends.mkldnn, backends.cuda.matmul
     flags: dict[str, Callable[[], Any]] = {
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
@@ -114,18 +116,27 @@ def torch_settings_in_force() -> dict[str, Any]:
         "cuda.matmul.allow_bf16_reduced_precision_reduction":
             lambda: matmul.allow_bf16_reduced_precision_reduction,
         "cuda.matmul.allow_fp16_accumulation": lambda: matmul.allow_fp16_accumulation,
-        "cuda.flash_sdp": cuda.flash_sdp_enabled,
-        "cuda.mem_efficient_sdp": cuda.mem_efficient_sdp_enabled,
-        "cuda.math_sdp": cuda.math_sdp_enabled,
-        "cuda.cudnn_sdp": cuda.cudnn_sdp_enabled,
-        "cuda.fp16_bf16_reduction_math_sdp": cuda.fp16_bf16_reduction_math_sdp_allowed,
+        "cuda.matmul.fp32_precision": lambda: matmul.fp32_precision,
+        "cudnn.conv.fp32_precision": lambda: cudnn.conv.fp32_precision,
+        "cudnn.rnn.fp32_precision": lambda: cudnn.rnn.fp32_precision,
+        "mkldnn.matmul.fp32_precision": lambda: mkldnn.matmul.fp32_precision,
+        "mkldnn.conv.fp32_precision": lambda: mkldnn.conv.fp32_precision,
+        "mkldnn.rnn.fp32_precision": lambda: mkldnn.rnn.fp32_precision,
+        "cuda.flash_sdp": lambda: cuda.flash_sdp_enabled(),
+        "cuda.mem_efficient_sdp": lambda: cuda.mem_efficient_sdp_enabled(),
+        "cuda.math_sdp": lambda: cuda.math_sdp_enabled(),
+        "cuda.cudnn_sdp": lambda: cuda.cudnn_sdp_enabled(),
+        "cuda.fp16_bf16_reduction_math_sdp": lambda: cuda.fp16_bf16_reduction_math_sdp_allowed(),
         "cuda.preferred_blas_library": lambda: str(cuda.preferred_blas_library()) if _has_cuda() else None,
-        "mkldnn.enabled": lambda: torch.backends.mkldnn.enabled,
-        "mkldnn.deterministic": lambda: torch.backends.mkldnn.deterministic,
+        "mkldnn.enabled": lambda: mkldnn.enabled,
+        "mkldnn.deterministic": lambda: mkldnn.deterministic,
         "inductor.deterministic": lambda: _inductor("deterministic"),
         "inductor.batch_invariant": lambda: _inductor("batch_invariant"),
     }  # fmt: skip
-    return {name: _read(read) for name, read in flags.items()}
+    with warnings.catch_warnings():
+        # Some versions warn that a switch has a newer name; the program did not ask for it.
+        warnings.simplefilter("ignore")
+        return {name: _read(read) for name, read in flags.items()}
 
 
 def _read(read: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from detrun.errors import UsageError
 from detrun.experiments.plan import Plan, detrun_bin, pair_arms, plan_arms
 from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
 from detrun.launch.slurm import describe_partition
-from detrun.recipe import LoadedRecipe, Recipe, check_launchable
+from detrun.recipe import LoadedRecipe, check_launchable
 from detrun.records.archive import Archive
 from detrun.records.jobs import MAX_RANKS
 from detrun.records.layout import ExperimentFolder
@@ -56,10 +56,11 @@ def plan_pair(
 
 def check_before_launch(
     loaded: LoadedRecipe, archive: Archive, cluster: str, options: PairOptions, environment: Mapping[str, str]
-) -> None:
+) -> str | None:
     """The program is there, its variables allow determinism, and space, node-hours and time limit suffice.
 
-    Raises RecipeError, UsageError (node-hours without --yes), ArchiveError or ClusterError.
+    Returns what it may cost at most, in node-hours, where that is worth a word. Raises RecipeError, UsageError
+    (node-hours without --yes), ArchiveError or ClusterError.
     """
     recipe = loaded.recipe
     plan = plan_pair(loaded, ExperimentFolder(archive.root / "planned"), cluster, options, environment)
@@ -78,17 +79,13 @@ def check_before_launch(
             hint="--archive DIR (or DETRUN_ARCHIVE) names another folder",
         )
     check_space(archive.root, _size_of_last(archive, recipe.name))
-    if cluster == "slurm":
-        check_node_hours(
-            len(plan.arms), recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, options.agreed
-        )
-        _check_partition(loaded, plan)
-
-
-def cost_line(recipe: Recipe, options: PairOptions) -> str:
-    """What the experiment will ask for at most, in node-hours. Raises UsageError above the limit without --yes."""
-    minutes = max(1, -(-recipe.slurm.time_seconds // 60))
-    return check_node_hours(options.repeats + 1, recipe.launch.nodes, minutes, recipe.limits.node_hours, options.agreed)
+    if cluster != "slurm":
+        return None
+    cost = check_node_hours(
+        len(plan.arms), recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, options.agreed
+    )
+    _check_partition(loaded, plan)
+    return cost
 
 
 def _check_partition(loaded: LoadedRecipe, plan: Plan) -> None:

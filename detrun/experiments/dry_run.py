@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from dataclasses import replace
 
 from detrun.experiments.checks import PairOptions, plan_pair
-from detrun.experiments.plan import describe
+from detrun.launch.cluster import JobRequest
+from detrun.launch.command import srun_argv, torchrun_argv
 from detrun.launch.dryrun import render_batch_script
 from detrun.launch.slurm import slurm_answers
 from detrun.recipe import LoadedRecipe
@@ -24,5 +27,33 @@ def dry_run_pair(loaded: LoadedRecipe, archive: Archive, options: PairOptions) -
     for request in plan.requests:
         after = f"ID_OF_{request.after.rsplit('-', 1)[-1].upper()}" if request.after else None
         script = render_batch_script(replace(request, after=after)) if cluster == "slurm" else None
-        parts.append(describe(request, script))
+        parts.append(_described(request, script))
     return "\n".join(parts)
+
+
+def _described(request: JobRequest, script: str | None) -> str:
+    """What is shown of one job: its script, and each arm's command and environment."""
+    lines = [f"### job {request.spec.job}"]
+    if script is not None:
+        lines += [script.rstrip(), ""]
+    for segment in request.spec.segments:
+        ranks = "1 rank" if segment.ranks == 1 else f"{segment.ranks} ranks"
+        lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {ranks}, in {segment.workdir}")
+        lines.append(f"#   {shlex.join(segment.argv)}")
+        if segment.launcher == "torchrun":
+            rank_script = f"{request.spec.experiment}/jobs/rank.sh"
+            started = torchrun_argv(segment, rank_script, 0, "FIRST_NODE", 0)[: -len(segment.argv)]
+            lines.append(f"#   started by: {shlex.join(started)}")
+        if request.spec.cluster == "slurm":
+            wrapper = [segment.wrapper_python or sys.executable, f"{request.spec.experiment}/jobs/wrapper.py"]
+            lines.append(f"#   as the step: {shlex.join(srun_argv(segment, wrapper))}")
+        for name in sorted(segment.env):
+            lines.append(f"#   {name}={shlex.quote(segment.env[name])}")
+        for name, value in sorted(segment.prepend.items()):
+            lines.append(f"#   {name}={value}:${name}")
+        if segment.threads:
+            lines.append("#   OMP_NUM_THREADS=<cores of the node / ranks on it>")
+        for name in segment.unset:
+            lines.append(f"#   unset: {name}")
+        lines.append("")
+    return "\n".join(lines)

@@ -49,11 +49,17 @@ _HELPER = re.compile(r"rank([0-9]{5,9})\.helper-")
 
 
 def judge(
-    folder: str | os.PathLike[str], *, processes: int | None = None, write: bool = True, report: bool = True
+    folder: str | os.PathLike[str],
+    *,
+    processes: int | None = None,
+    write: bool = True,
+    report: bool = True,
+    standalone: bool = False,
 ) -> Verdict:
     """The verdict on an experiment's folder; with `write`, verdict.json is written by rename, last of all.
 
-    processes: how many read at most; default: one a CPU this process may use. Raises RecordError where
+    processes: how many read at most; default: one a CPU this process may use. standalone: report.html carries its
+    script. Raises RecordError where
     experiment.json cannot be read (without it nothing says what was asked), ArchiveError where the verdict
     cannot be written. Whatever is wrong with the arms' records is in the verdict instead.
     """
@@ -64,7 +70,7 @@ def judge(
     verdict = decide(experiment, evidence)
     if write:
         if report:
-            verdict = _with_report(place, experiment, verdict)
+            verdict = _with_report(place, experiment, verdict, standalone)
         verdict.write(place.verdict_file)
     return verdict
 
@@ -82,12 +88,12 @@ def _pinned_on_the_node(place: ExperimentFolder, experiment: ExperimentFile) -> 
     return {}
 
 
-def _with_report(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict) -> Verdict:
+def _with_report(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict, standalone: bool) -> Verdict:
     """Writes report.html. A report that cannot be written must not cost the verdict."""
     from detrun.report.html import write_report
 
     try:
-        write_report(place.report_file, verdict, experiment)
+        write_report(place.report_file, verdict, experiment, standalone=standalone)
     except ArchiveError as error:
         note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
         return verdict.model_copy(update={"findings": [*verdict.findings, note]})

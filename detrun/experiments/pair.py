@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -29,15 +29,22 @@ GONE_WITHIN = 30.0
 
 
 def start_pair(
-    loaded: LoadedRecipe, archive: Archive, cluster: Cluster, options: PairOptions, command_line: Sequence[str]
+    loaded: LoadedRecipe,
+    archive: Archive,
+    cluster: Cluster,
+    options: PairOptions,
+    command_line: Sequence[str],
+    say: Callable[[str], None],
 ) -> ExperimentFolder:
-    """Submits the arms and returns their experiment's folder.
+    """Submits the arms and returns their experiment's folder. say: told what it may cost, before anything goes in.
 
     Where anything fails on the way, what was submitted is cancelled and the folder is removed: nothing
     half-made is left behind.
     """
     environment = dict(os.environ)
-    check_before_launch(loaded, archive, cluster.name, options, environment)
+    cost = check_before_launch(loaded, archive, cluster.name, options, environment)
+    if cost:
+        say(cost)
     folder = archive.create(loaded.recipe.name, "pair")
     submitted: list[SubmittedJob] = []
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from detrun.launch.cluster import JobRequest
-from detrun.launch.command import srun_argv, srun_options, torchrun_argv
+from detrun.launch.command import srun_options
 from detrun.launch.environment import ArmEnvironment, arm_environment
 from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
 from detrun.recipe import Recipe, expand
@@ -161,7 +160,7 @@ def _segment(
     if own_bin := detrun_bin(recipe, cluster, environment):
         prepend["PATH"] = own_bin
     env = dict(arm_env.env)
-    unset = list(arm_env.unset)
+    unset: list[str] = []
     if local:
         # submitit's local executor blanks this one; the ranks see what the user's shell would show them.
         if "CUDA_VISIBLE_DEVICES" in environment:
@@ -213,31 +212,3 @@ def _sbatch_options(recipe: Recipe) -> dict[str, object]:
     }
     options.update({key.replace("_", "-"): value for key, value in slurm.extra.items()})
     return options
-
-
-def describe(request: JobRequest, script: str | None) -> str:
-    """What a dry run shows of one job: its script, and each arm's command and environment."""
-    lines = [f"### job {request.spec.job}"]
-    if script is not None:
-        lines += [script.rstrip(), ""]
-    for segment in request.spec.segments:
-        ranks = "1 rank" if segment.ranks == 1 else f"{segment.ranks} ranks"
-        lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {ranks}, in {segment.workdir}")
-        lines.append(f"#   {shlex.join(segment.argv)}")
-        if segment.launcher == "torchrun":
-            script = f"{request.spec.experiment}/jobs/rank.sh"
-            started = torchrun_argv(segment, script, 0, "FIRST_NODE", 0)[: -len(segment.argv)]
-            lines.append(f"#   started by: {shlex.join(started)}")
-        if request.spec.cluster == "slurm":
-            wrapper = [segment.wrapper_python or sys.executable, f"{request.spec.experiment}/jobs/wrapper.py"]
-            lines.append(f"#   as the step: {shlex.join(srun_argv(segment, wrapper))}")
-        for name in sorted(segment.env):
-            lines.append(f"#   {name}={shlex.quote(segment.env[name])}")
-        for name, value in sorted(segment.prepend.items()):
-            lines.append(f"#   {name}={value}:${name}")
-        if segment.threads:
-            lines.append("#   OMP_NUM_THREADS=<cores of the node / ranks on it>")
-        for name in segment.unset:
-            lines.append(f"#   unset: {name}")
-        lines.append("")
-    return "\n".join(lines)

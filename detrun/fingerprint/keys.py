@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 ROW = 32_768
-"""Lanes of 32 bits in a row of the device digest (section "Device digests" of the record formats)."""
+"""Lanes of 32 bits in a row of the device digest, which `fingerprint/device.py` defines."""
 
 KEY_SETS = 2
 """Two independent sums of 64 bits make a digest of 128."""

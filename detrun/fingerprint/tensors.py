@@ -73,7 +73,7 @@ def _parts(tensor: Tensor, tag: str) -> Iterator[tuple[bytes, Tensor | None]]:
         for name in _COMPRESSED[tensor.layout]:
             yield from _parts(getattr(tensor, name)(), f"{tag}.{name}")
         yield from _parts(tensor.values(), f"{tag}.values")
-    elif tensor.is_meta or tensor.layout is not torch.strided:
+    elif tensor.is_meta or tensor.layout is not torch.strided or _is_freed(tensor):
         yield describe(tensor, f"{tag}<no memory>"), None
     elif tensor.is_quantized:
         yield f"{tag}<{tensor.qscheme()}>".encode(), None
@@ -96,6 +96,11 @@ def _inner_tensors(tensor: Tensor) -> list[tuple[str, Tensor]] | None:
 def _has_memory(tensor: Tensor) -> bool:
     """False for a subclass that answers every operation itself: its own storage is a stand-in (fake tensors)."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether its storage was given back for a while, as sharded training does with gathered parameters."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _readable(tensor: Tensor) -> Tensor:

@@ -10,13 +10,12 @@ from detrun.determinism.canonical import canonical_environment
 
 @dataclass(frozen=True)
 class ArmEnvironment:
-    """env: variables set; unset: variables removed; pinned: what is held equal in all arms, for the report.
+    """env: variables set; pinned: what is held equal in all arms, for the report.
 
     threads: OMP_NUM_THREADS is still to be set, to cores / ranks, where the job runs.
     """
 
     env: dict[str, str]
-    unset: tuple[str, ...]
     pinned: dict[str, str]
     threads: bool
 
@@ -42,7 +41,6 @@ def arm_environment(
     deterministic settings. local_threads: cores / ranks where that is known before the job runs.
     """
     pinned: dict[str, str] = {}
-    unset: list[str] = []
     env: dict[str, str] = {}
     if determinism == "strict":
         env.update({name: value for name, value in canonical_environment().items() if name not in inherited})
@@ -68,4 +66,4 @@ def arm_environment(
         DETRUN_STATE_EVERY=str(state_every),
         DETRUN_DETERMINISM=determinism,
     )
-    return ArmEnvironment(env, tuple(unset), pinned, threads)
+    return ArmEnvironment(env, pinned, threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,11 +35,20 @@ class LocalCluster:
         processes = [process for job in jobs if (process := _process(job))]
         for process in processes:
             # submitit's controller passes it on to our driver, which ends the ranks and writes it down.
-            process.terminate()
+            with suppress(psutil.NoSuchProcess):
+                try:
+                    process.terminate()
+                except psutil.AccessDenied:
+                    raise ClusterError(
+                        f"job {process.pid} may not be ended by this user", hint="whoever started it may"
+                    ) from None
         _, alive = psutil.wait_procs(processes, timeout=CANCEL_GRACE)
         for process in alive:
-            for child in [*process.children(recursive=True), process]:
-                child.kill()
+            with suppress(psutil.NoSuchProcess):
+                for child in process.children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+                process.kill()
 
 
 def describe_process(pid: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from detrun.errors import RecordError
-from detrun.records.files import one_line, read_object
+from detrun.records.files import check_version, one_line, read_object
 
 SPEC_VERSION = 1
 _ARM = re.compile(r"[a-z]{1,4}")
@@ -89,15 +89,6 @@ class JobSpec:
     def folder(self) -> Path:
         return Path(self.experiment) / "jobs" / self.job
 
-    def attempt_folder(self, segment: Segment) -> Path:
-        return Path(self.experiment) / "arms" / segment.arm / f"attempt-{segment.attempt}"
-
-    def segment(self, arm: str, attempt: int) -> Segment:
-        for segment in self.segments:
-            if segment.arm == arm and segment.attempt == attempt:
-                return segment
-        raise LookupError(f"{self.job}: no segment for arm {arm}, attempt {attempt}")
-
     def write(self) -> Path:
         """Writes jobs/<job>/spec.json and returns its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,10 +100,7 @@ class JobSpec:
     def read(cls, path: Path) -> JobSpec:
         """The specification in a file; RecordError where it is missing, torn, or of another schema version."""
         data: dict[str, Any] = read_object(path)
-        version = data.get("schema_version")
-        if version != SPEC_VERSION:
-            what = f"has schema version {str(version)[:40]}, this detrun reads {SPEC_VERSION}"
-            raise RecordError(what, where=str(path))
+        check_version(data, SPEC_VERSION, str(path))
         try:
             segments = [Segment(**segment) for segment in data["segments"]]
             spec = cls(**{**data, "segments": segments, "watchdog": WatchdogLimits(**data["watchdog"])})

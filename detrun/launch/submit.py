@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ def submit(request: JobRequest, kind: str, environment: Mapping[str, str]) -> Su
         code = process.wait()
     except KeyboardInterrupt:
         # Left alone between sbatch and the note of its id, the job would be nobody's: it is a matter of moments.
-        process.wait(timeout=INTERRUPTED_PATIENCE)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=INTERRUPTED_PATIENCE)
         raise
     job = read_submitted(folder)
     if code == 0 and job is not None:

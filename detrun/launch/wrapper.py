@@ -6,6 +6,8 @@ ATTEMPT_FOLDER/launch.json. It may run under any Python from 3.8 on (a container
 standard library alone and is never imported by the rest of detrun at run time.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os

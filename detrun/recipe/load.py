@@ -111,12 +111,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), arms: Sequence[str] =
     return LoadedRecipe(recipe, path, lines, document.text, options, document)
 
 
-def check_launchable(loaded: LoadedRecipe, *, interruptions: bool = False) -> None:
-    """Refuse what a recipe may say and cannot be launched from here; for a command that is about to launch.
-
-    interruptions: also hold `interrupt` against steps and ranks, for experiments that interrupt an arm. Raises
-    RecipeError.
-    """
+def check_launchable(loaded: LoadedRecipe) -> None:
+    """Refuse what a recipe may say and cannot be launched from here. Raises RecipeError."""
     check_supported(loaded)
     if not loaded.workdir.is_dir():
         raise loaded.error(
@@ -124,8 +120,6 @@ def check_launchable(loaded: LoadedRecipe, *, interruptions: bool = False) -> No
             f"launch.workdir: {loaded.workdir} is not a folder",
             "a relative path starts at the recipe's folder.",
         )
-    if interruptions:
-        check_interrupts(loaded)
 
 
 def check_supported(loaded: LoadedRecipe) -> None:

@@ -287,8 +287,7 @@ class Recipe(Section):
     )
     archive: Text | None = Field(
         default=None,
-        description="Where experiments are kept; relative to the recipe's folder. Without this key: "
-        ".detrun in the current folder.",
+        description="Where experiments are kept; relative to the current folder. Without this key: .detrun there.",
     )
 
     @property

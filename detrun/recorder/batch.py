@@ -54,7 +54,7 @@ def _feed(hasher: HostHasher, elsewhere: list[torch.Tensor], item: Any, depth: i
             hasher.feed_text(_shared(str(key)) if isinstance(key, _SIMPLE) else f"<{type(key).__name__}>")
             _feed(hasher, elsewhere, item[key], depth + 1)
     elif isinstance(item, (np.ndarray, np.generic)):
-        _feed_array(hasher, np.asarray(item))
+        hasher.feed_array(np.asarray(item))
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):
         hasher.feed_text(f"<{type(item).__name__}>")
         for field in dataclasses.fields(item):
@@ -70,11 +70,3 @@ def _shared(text: str) -> str:
         return text
     arm = os.path.dirname(os.environ.get("DETRUN_ATTEMPT_DIR", ""))  # noqa: PTH120 - text, many times a step
     return text.replace(f"{arm}/", "{arm}/") if len(arm) > 1 else text
-
-
-def _feed_array(hasher: HostHasher, array: np.ndarray[Any, Any]) -> None:
-    hasher.feed_text(f"{array.dtype.str} {array.shape}")
-    if array.dtype.hasobject:
-        return  # addresses: they differ between equal runs
-    flat = np.ascontiguousarray(array).reshape(-1)
-    hasher.feed_bytes(flat.view(np.uint8).data if flat.nbytes else b"")

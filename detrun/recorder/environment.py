@@ -61,7 +61,7 @@ def describe_process(rank: int) -> dict[str, Any]:
         "schema_version": 1,
         "rank": rank,
         "world_size": world_size(),
-        "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
+        "local_rank": _env_int("LOCAL_RANK", 0),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": {

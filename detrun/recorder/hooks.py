@@ -282,9 +282,15 @@ def _replace_everywhere(name: str, original: Callable[..., Any], wrapper: Callab
 
 
 def _never_compile(function: Callable[..., Any], *, inner_too: bool) -> None:
-    """Keep the compiler's frame evaluation off a wrapper's frame, without importing the compiler."""
-    from torch._C._dynamo import eval_frame
+    """Keep the compiler's frame evaluation off a wrapper's frame, without importing the compiler.
 
-    skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-    strategy = eval_frame._FrameExecStrategy(skip, skip if inner_too else default)
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    The names are torch's private ones. Without them the compiler sees the wrapper, whose first test leads it past.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+        strategy = eval_frame._FrameExecStrategy(skip, skip if inner_too else default)
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    except (ImportError, AttributeError, TypeError):
+        return

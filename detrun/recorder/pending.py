@@ -137,9 +137,10 @@ def _plain_scalar(tensor: Tensor, torch: Any) -> Scalar | None:
     if layout[1] is None:
         return None
     try:
-        return Scalar(layout[0], layout[1].from_address(tensor.data_ptr()).value)
+        address = tensor.data_ptr()
     except RuntimeError:  # sparse
         return None
+    return Scalar(layout[0], layout[1].from_address(address).value) if address else None
 
 
 def _layout(dtype: object) -> tuple[str, Any]:

@@ -37,7 +37,6 @@ class Settings:
     """What the launcher asks of the recorder, from the environment of the process."""
 
     attempt_dir: str
-    arm: str = "a"
     attempt: int = 0
     state_every: int = 1
     determinism: str = "none"
@@ -54,7 +53,6 @@ class Settings:
         done = env.get("DETRUN_STEPS_DONE")
         return Settings(
             attempt_dir=folder,
-            arm=env.get("DETRUN_ARM") or "a",
             attempt=attempt,
             state_every=int(env.get("DETRUN_STATE_EVERY") or 1),
             determinism=env.get("DETRUN_DETERMINISM") or "none",
@@ -134,12 +132,15 @@ class Session:
         return every > 0 and step % every == 0
 
     def show(self, phase: str) -> None:
-        """Tell where the program is, once this process is known to train."""
-        if self._progress is None:
-            if not self._may_record():
-                return
-            self._progress = Progress(self.attempt, environment.current_rank())
-        self._progress.show(self.closed if phase in ("start", "between") else self.next_step(), phase)
+        """Tell where the program is, once this process is known to train. A comfort: it must not cost evidence."""
+        try:
+            if self._progress is None:
+                if not self._may_record():
+                    return
+                self._progress = Progress(self.attempt, environment.current_rank())
+            self._progress.show(self.closed if phase in ("start", "between") else self.next_step(), phase)
+        except OSError as error:
+            self.warn(f"progress cannot be shown: {error}")
 
     def show_start(self) -> None:
         """An optimizer was constructed: training is about to start, if it is known already which rank this is."""
@@ -332,6 +333,7 @@ class Session:
         self.cost.write(self.attempt, self._rank, self._steps_written)
 
     def _forked(self) -> None:
+        self.lock = threading.RLock()  # a thread that held it exists in the parent alone
         self.streams.forked()
         if self._writer is not None or self._child_of_recorded:
             self._child_of_recorded = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -80,11 +81,13 @@ def _feed_value(hasher: HostHasher, elsewhere: list[Tensor], value: Any) -> None
         hasher.feed_text(value.hex())
     elif value is None or isinstance(value, (bool, int, str, complex, torch.dtype)):
         hasher.feed_text(repr(value))
+    elif isinstance(value, (np.ndarray, np.generic)):
+        hasher.feed_array(np.asarray(value))
     elif isinstance(value, dict):
         hasher.feed_text(f"<dict {len(value)}>")
         for key in sorted(value, key=str):
-            if isinstance(key, str):
-                hasher.feed_text(key)
+            if isinstance(key, (str, int, float)):  # of others the text may be an address
+                hasher.feed_text(str(key))
             _feed_value(hasher, elsewhere, value[key])
     elif isinstance(value, (tuple, list)) or type(value).__name__ == "deque":
         hasher.feed_text(f"<{len(value)}>")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from detrun.errors import RecordError
-from detrun.records.files import one_line, read_object
+from detrun.records.files import check_version, one_line, read_object
 
 SCHEMA_VERSION = 1
 
@@ -44,7 +44,7 @@ class RecorderCost:
 def read_environment(path: Path, rank: int) -> RankEnvironment:
     """A rank's environment; RecordError where missing, unreadable, of another schema or another rank."""
     document = read_object(path)
-    _check_version(document, path)
+    check_version(document, SCHEMA_VERSION, str(path))
     if document.get("rank") != rank:
         raise RecordError(f"speaks of rank {one_line(str(document.get('rank')), 20)}", where=str(path))
     world_size = document.get("world_size")
@@ -72,7 +72,7 @@ def read_environment(path: Path, rank: int) -> RankEnvironment:
 def read_recorder_cost(path: Path) -> RecorderCost:
     """A rank's recorder/rank.json; RecordError where it is missing or unreadable."""
     document = read_object(path)
-    _check_version(document, path)
+    check_version(document, SCHEMA_VERSION, str(path))
     spent = document.get("cpu_seconds")
     steps = document.get("steps")
     warnings = document.get("warnings")
@@ -82,17 +82,6 @@ def read_recorder_cost(path: Path) -> RecorderCost:
         _seconds(document.get("process_cpu_seconds")),
         [one_line(str(text), 300) for text in warnings[:50]] if isinstance(warnings, list) else [],
     )
-
-
-def _check_version(document: dict[str, Any], path: Path) -> None:
-    version = document.get("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:
-        shown = one_line(str(version), 20)
-        raise RecordError(
-            f"has schema version {shown}, this detrun reads {SCHEMA_VERSION}",
-            where=str(path),
-            hint="a detrun of the version that wrote it reads it",
-        )
 
 
 def _initial(initial: Any, path: Path) -> dict[str, str]:

@@ -83,6 +83,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(read_plain(path), str(path))
 
 
+def check_version(document: dict[str, Any], reads: int, where: str) -> None:
+    """RecordError where a document has another schema version than this detrun reads."""
+    version = document.get("schema_version")
+    if type(version) is not int or version != reads:
+        raise RecordError(
+            f"has schema version {one_line(str(version), 40)}, this detrun reads {reads}",
+            where=where,
+            hint="a detrun of the version that wrote it reads it",
+        )
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader sees the old one or the whole new one; makes its folder where needed.
 

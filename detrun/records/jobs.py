@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import Self
 
 from detrun.errors import RecordError
-from detrun.records.files import one_line, read_object, write_atomically
+from detrun.records.files import check_version, one_line, read_object, write_atomically
 
 SCHEMA_VERSION = 1
 MAX_RANKS = 1_000_000
@@ -37,13 +37,7 @@ class Document(BaseModel):
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """The document in a file; RecordError where missing, unreadable or of another schema version."""
         raw = read_object(Path(path))
-        version = raw.get("schema_version")
-        if version != SCHEMA_VERSION or isinstance(version, bool):
-            raise RecordError(
-                f"has schema version {str(version)[:40]}, this detrun reads {SCHEMA_VERSION}",
-                where=str(path),
-                hint="a detrun of the version that wrote it reads it",
-            )
+        check_version(raw, SCHEMA_VERSION, str(path))
         try:
             return cls.model_validate(raw)
         except ValidationError as error:

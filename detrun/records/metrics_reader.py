@@ -81,9 +81,12 @@ def parse_rank_metrics(raw: bytes, known: RankMetrics | None = None, reader: Lin
     parse = (reader or LineReader()).parse
     last = 0
     for number, line in enumerate(lines, 1):
-        if line in result.lines:
-            step = result.lines[line].step
-            result.note(Problem("duplicate", f"line {number} repeats step {step}", number, step))
+        repeated = result.lines.get(line)
+        if repeated is not None:
+            # A program may record the same number twice; that a step was taken twice is no such thing.
+            if not repeated.supplement:
+                what = f"line {number} repeats step {repeated.step}"
+                result.note(Problem("duplicate", what, number, repeated.step))
             continue
         record = parsed.get(line)
         if record is None:
@@ -109,6 +112,11 @@ def parse_rank_metrics(raw: bytes, known: RankMetrics | None = None, reader: Lin
         else:
             what = f"line {number} is a second record of step {step}"
             result.note(Problem("duplicate", what, number, step))
+    spoken_of = [step for step, record in result.steps.items() if record.supplement]
+    if len(spoken_of) < len(result.steps):  # of a program that records its metrics alone, all lines look so
+        for step in spoken_of:
+            what = f"step {step} was not finished: only what the program recorded for it is there"
+            result.note(Problem("short", what, None, step))
     if tail:
         number = len(lines) + 1
         result.note(Problem("torn", f"line {number} is cut off", number))

@@ -327,6 +327,28 @@ def test_a_program_without_batches_may_say_so(made: MadeExperiment) -> None:
     assert verdict.of_kind("coverage")[0].evidence["batch"] is False
 
 
+def test_a_last_step_of_which_only_supplements_are_there_is_not_a_step(made: MadeExperiment) -> None:
+    rules = made.file.recipe["metrics"]
+    changed = {**rules, "required": ["loss"], "state_every": 0, "absent": ["batch"]}
+    made.edit_experiment(recipe={**made.file.recipe, "metrics": changed})
+    for arm in "ab":
+        for rank in (0, 1):
+            for step in range(1, 7):
+                made.edit(arm, rank, step, lambda line: [line.pop(key) for key in ("batch", "state", "rng")])
+            made.edit(arm, rank, 6, lambda line: line.pop("microbatches"))
+    not_verified(made, "both arms, every rank: step 6 was not finished")
+
+
+def test_a_metric_that_should_not_exist_is_a_warning(made: MadeExperiment) -> None:
+    rules = made.file.recipe["metrics"]
+    changed = {**rules, "required": ["loss"], "absent": ["mtp_loss"]}
+    made.edit_experiment(recipe={**made.file.recipe, "metrics": changed})
+    verdict = judged(made)
+    assert verdict.verdict == "identical"
+    wanted = [f"arm {arm}, every rank: mtp_loss was recorded; metrics.absent denies it" for arm in "ab"]
+    assert [finding.what for finding in verdict.of_severity("warning")] == wanted
+
+
 def test_digests_of_different_algorithms(made: MadeExperiment) -> None:
     def other(line: dict[str, Any]) -> None:
         line["state"]["parameters"] = line["state"]["parameters"].replace("xxh3:", "blake2b:")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -61,3 +63,19 @@ def test_settings_are_applied_and_told() -> None:
     for name, value in before.items():
         if not name.startswith("inductor."):
             assert torch_settings_in_force()[name] == value
+
+
+def test_a_switch_with_a_newer_name_is_read_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed() -> int:
+        warnings.warn("please use the new API", stacklevel=2)
+        return 3
+
+    monkeypatch.setattr(torch, "get_num_threads", renamed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch_settings_in_force()["num_threads"] == 3
+
+
+def test_a_switch_that_a_version_lacks_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.backends.cuda, "cudnn_sdp_enabled")
+    assert torch_settings_in_force()["cuda.cudnn_sdp"] is None

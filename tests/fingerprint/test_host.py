@@ -189,3 +189,11 @@ def test_without_xxhash_the_digest_names_its_algorithm() -> None:
     assert text.startswith("blake2b:")
     assert len(text) == len("blake2b:") + 32
     assert digest_bytes(b"abc").startswith("xxh3:")
+
+
+@pytest.mark.parametrize("shape", ["plain", "transposed"])
+def test_memory_that_was_given_back_is_not_read(shape: str) -> None:
+    tensor = torch.ones(64, 64) if shape == "plain" else torch.ones(64, 64).t()[:32]
+    held = digest_tensors([tensor])
+    tensor.untyped_storage().resize_(0)
+    assert digest_tensors([tensor]) == digest_tensors([tensor]) != held

@@ -48,3 +48,24 @@ def test_a_job_of_another_machine_is_not_judged_from_here() -> None:
     assert status.state == "unknown" and "far-away" in status.reason
     with pytest.raises(ClusterError, match="far-away"):
         LocalCluster().cancel([elsewhere])
+
+
+def test_a_job_that_this_user_may_not_end_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: psutil.Process) -> None:
+        raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(psutil.Process, "terminate", denied)
+    with pytest.raises(ClusterError, match="may not be ended by this user"):
+        LocalCluster().cancel([job(os.getpid())])
+
+
+def test_a_job_that_ends_by_itself_while_it_is_cancelled_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    def too_late(self: psutil.Process) -> None:
+        going.kill()
+        going.wait()
+        raise psutil.NoSuchProcess(self.pid)
+
+    monkeypatch.setattr(psutil.Process, "terminate", too_late)
+    LocalCluster().cancel([SubmittedJob("x", str(going.pid), 0.0, describe_process(going.pid))])

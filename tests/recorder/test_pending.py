@@ -101,3 +101,9 @@ def test_the_value_read_is_that_of_the_moment() -> None:
     assert scalar is not None
     assert scalar.value() == 1.0
     assert HostBytes(b"x").raw() == b"x"
+
+
+def test_a_number_whose_memory_was_given_back_is_none() -> None:
+    value = torch.ones(1)
+    value.untyped_storage().resize_(0)
+    assert scalar_from(value) is None

@@ -93,6 +93,23 @@ def test_optimizer_digest_sees_state_hyper_parameters_and_what_is_missing() -> N
     assert net.bias not in optimizer.state  # reading the state did not create one
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.float32(0.1), np.float32(0.2)),
+        (np.array([0.9, 0.99]), np.array([0.9, 0.999])),
+        ({1: 0.5}, {2: 0.5}),
+    ],
+)
+def test_optimizer_digest_sees_hyper_parameters_of_numpy_and_in_mappings(one: object, other: object) -> None:
+    digests = []
+    for value in (one, one, other):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        optimizer.param_groups[0]["extra"] = value
+        digests.append(optimizer_digest([optimizer]).text())
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_buffers_are_seen_once_and_none_is_none() -> None:
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
     digest = buffers_digest([net, net])

@@ -232,6 +232,14 @@ def test_a_skipped_step_counts_and_the_loss_is_the_unscaled_one(tmp_path: Path) 
     assert lines[0]["state"]["parameters"] == lines[1]["state"]["parameters"] != lines[2]["state"]["parameters"]
 
 
+def test_progress_that_cannot_be_written_costs_no_evidence(tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "progress").write_text("in the way")
+    bare, whole = run(programs.plain, tmp_path / "bare"), run(programs.plain, tmp_path / "whole")
+    assert bare.lines() == whole.lines()
+    assert "progress cannot be shown" in bare.cost()["warnings"][0]
+
+
 def test_state_digests_only_on_the_steps_asked_for(tmp_path: Path) -> None:
     lines = run(programs.clipped, tmp_path / "a", DETRUN_STATE_EVERY="2").lines()
     assert [("state" in line, "rng" in line) for line in lines] == [(False, False), (True, True), (False, False)]

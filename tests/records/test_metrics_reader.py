@@ -144,11 +144,31 @@ def test_a_supplement_may_come_before_its_step() -> None:
     assert list(records.steps[1].contents.metrics) == ["aux"]
 
 
+def test_a_step_that_has_supplements_alone_was_not_finished() -> None:
+    more = MetricValue("aux", "record", 0x3F800000, "float32")
+    records = parse_rank_metrics(encode(StepLine(1, [more], 1)) + encode_supplement(2, [more]))
+    assert [(problem.kind, problem.step) for problem in records.problems] == [("short", 2)]
+
+
+def test_a_program_that_records_its_metrics_alone_finished_its_steps() -> None:
+    more = MetricValue("aux", "record", 0x3F800000, "float32")
+    records = parse_rank_metrics(encode(StepLine(1, [more])) + encode(StepLine(2, [more])))
+    assert (records.problems, list(records.steps)) == ([], [1, 2])
+
+
 def test_one_source_that_contradicts_itself_is_a_problem() -> None:
     loss = MetricValue("aux", "record", 0x40000000, "float32")
     other = MetricValue("aux", "record", 0x40000001, "float32")
     raw = encode(StepLine(1, [], 1)) + encode_supplement(1, [loss]) + encode_supplement(1, [other])
     assert parse_rank_metrics(raw).problems[0].what == "line 3 gives aux a second time, with other bits"
+
+
+def test_the_same_number_recorded_twice_is_no_problem() -> None:
+    aux = MetricValue("aux", "record", 0x40000000, "float32")
+    raw = encode(StepLine(1, [], 1)) + encode_supplement(1, [aux]) + encode_supplement(1, [aux])
+    records = parse_rank_metrics(raw)
+    assert records.problems == []
+    assert list(records.steps[1].contents.metrics) == ["aux"]
 
 
 def test_links_folders_and_missing_files_are_problems(tmp_path: Path) -> None:
