@@ -137,14 +137,14 @@ class _Lasting:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
+        except OSError:  # the reader has gone, or the disk behind it is full
             self._drop()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:
             self._drop()
 
     def _drop(self) -> None:

@@ -65,9 +65,12 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
     findings += placement_findings(evidence.arms)
     if optimizer_steps:
         count = f"{asked.steps:,} micro-batches in {optimizer_steps:,} optimizer steps"
-        what = f"the program counts micro-batches as its steps: {count}"
+        what = (
+            f"the program seems to count micro-batches as its steps: {count}; "
+            "if it was to take as many optimizer steps, it stopped early"
+        )
         numbers = {"micro_batches": asked.steps, "optimizer_steps": optimizer_steps}
-        findings.append(Finding(kind="micro-batches", severity="info", what=what, evidence=numbers))
+        findings.append(Finding(kind="micro-batches", severity="warning", what=what, evidence=numbers))
     coverage = _coverage(evidence, optimizer_steps)
     compared = any(pair.streams.compared for pair in evidence.pairs)
     if coverage and compared and not any(coverage[0].evidence[kind] for kind in ("metrics", "state", "rng", "batch")):

@@ -31,7 +31,7 @@ from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEviden
 from detrun.compare.streams import Gap, PairTally, compare_rank
 from detrun.errors import ArchiveError, RecordError
 from detrun.records.environment_reader import RankEnvironment, read_environment, read_recorder_cost
-from detrun.records.files import one_line, read_object
+from detrun.records.files import one_line, read_object, read_plain
 from detrun.records.jobs import ExperimentFile, JobFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder, rank_files
 from detrun.records.metrics_line import LineReader
@@ -40,6 +40,9 @@ from detrun.records.verdict import Finding, Verdict
 
 PARALLEL_FROM_BYTES = 64 << 20
 """Less than this is compared sooner than a process is started."""
+
+MAX_FAILURES = 5
+MAX_FAILURE_BYTES = 1 << 20
 
 SLICE = 16
 """Ranks a task of the process pool."""
@@ -154,6 +157,7 @@ def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int |
                 what = f"job.json speaks of arm {one_line(arm.job.arm, 20)}, attempt {arm.job.attempt}"
                 arm.gaps.append(Gap("job-file", what, -1, plan.id))
         arm.gaps += _folder_gaps(place, attempt, asked)
+        arm.gaps += _failures_of_the_recorder(attempt)
         _note_helpers(attempt, arm)
         arms.append(arm)
         attempts.append(attempt)
@@ -230,6 +234,20 @@ def _folder_gaps(place: ExperimentFolder, attempt: AttemptFolder, asked: Asked) 
                 what = f"another process claimed the same rank ({name}/{other})"
             kind, rank = ("conflict", int(claimed[1])) if claimed else ("stray", -1)
             gaps.append(Gap(kind, what, rank, attempt.arm, path=f"{name}/{other}"))
+    return gaps
+
+
+def _failures_of_the_recorder(attempt: AttemptFolder) -> list[Gap]:
+    """What the recorder left where it could not even start, so that missing records have a reason."""
+    gaps = []
+    for path in sorted(attempt.recorder_dir.glob("failed-*.txt"))[:MAX_FAILURES]:
+        try:
+            lines = read_plain(path, MAX_FAILURE_BYTES).decode("utf-8", "replace").split("\n")
+        except RecordError:
+            lines = []
+        last = next((line for line in reversed(lines) if line.strip()), "it left no word")
+        what = f"the recorder could not start in one process: {one_line(last, 200)}"
+        gaps.append(Gap("recorder", what, -1, attempt.arm, path=f"recorder/{path.name}"))
     return gaps
 
 

@@ -24,7 +24,8 @@ import psutil
 from detrun.errors import RecordError
 from detrun.launch.command import srun_argv, torchrun_argv
 from detrun.launch.outcome import Outcome, last_step, outcome_of
-from detrun.launch.placement import settle_follower
+from detrun.launch.placement import run_quietly, settle_follower
+from detrun.launch.queue import expand_nodes
 from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
 from detrun.launch.wrapper import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
@@ -237,7 +238,9 @@ class Driver:
                 elif time.monotonic() - looked >= pause:
                     looked = time.monotonic()
                     steps = {rank: last_step(folder.metrics(rank)) for rank in range(segment.ranks)}
-                    if stalled := watchdog.observe(looked, steps):
+                    # A step that is recorded while the arm is being ended does not undo that.
+                    stalled = stalled or watchdog.observe(looked, steps)
+                    if stalled:
                         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
@@ -245,14 +248,14 @@ class Driver:
         assert self.process is not None
         if self.slurm:
             step = f"{self.job_id}.{self.steps_started - 1}"
-            subprocess.run(["scancel", f"--signal={number.name[3:]}", step], check=False, capture_output=True)
+            run_quietly(["scancel", f"--signal={number.name[3:]}", step])
         else:
             _signal_tree(self.process.pid, number)
         try:
             self.process.wait(timeout=TERMINATION_GRACE)
         except subprocess.TimeoutExpired:
             if self.slurm:
-                subprocess.run(["scancel", "--signal=KILL", step], check=False, capture_output=True)
+                run_quietly(["scancel", "--signal=KILL", step])
             _signal_tree(self.process.pid, signal.SIGKILL)
 
 
@@ -267,9 +270,11 @@ def _stay_with_the_family() -> None:
 
 
 def _kill_descendants() -> None:
-    for process in psutil.Process().children(recursive=True):
+    family = psutil.Process().children(recursive=True)
+    for process in family:
         with suppress(psutil.Error):
             process.kill()
+    psutil.wait_procs(family, timeout=TERMINATION_GRACE)  # they are ours by now, and ours to collect
 
 
 def _signal_tree(pid: int, number: signal.Signals) -> None:
@@ -319,8 +324,7 @@ def _nodes() -> list[str]:
     nodelist = os.environ.get("SLURM_JOB_NODELIST")
     if not nodelist:
         return [socket.gethostname()]
-    shown = subprocess.run(["scontrol", "show", "hostnames", nodelist], check=False, capture_output=True, text=True)
-    return shown.stdout.split() or [nodelist]
+    return expand_nodes(nodelist) or [nodelist]
 
 
 def _cores() -> int:

@@ -17,6 +17,7 @@ from detrun.launch.spec import JobSpec
 from detrun.launch.submitted import read_submitted
 
 WAIT_FOR_SUBMISSION = 20.0
+PATIENCE = 20.0
 
 
 def settle_follower(spec: JobSpec, nodes: Sequence[str]) -> bool:
@@ -35,18 +36,27 @@ def settle_follower(spec: JobSpec, nodes: Sequence[str]) -> bool:
 def place(job_id: str, placement: str, nodes: Sequence[str]) -> bool:
     """`pinned`: the same nodes; `disjoint`: none of them, and the hold is lifted."""
     names = ",".join(nodes)
-    if placement == "pinned":
+    if placement == "pinned" and names:
         return _scontrol("update", f"JobId={job_id}", f"ReqNodeList={names}")
     if placement == "disjoint":
-        return _scontrol("update", f"JobId={job_id}", f"ExcNodeList={names}") and _scontrol("release", job_id)
+        placed = not names or _scontrol("update", f"JobId={job_id}", f"ExcNodeList={names}")
+        return placed and _scontrol("release", job_id)
     return True
 
 
 def _scontrol(*arguments: str) -> bool:
     # Over in a moment, and a busy controller may refuse once: the follower of the experiment tries again.
     for _ in range(3):
-        done = subprocess.run(["scontrol", *arguments], check=False, capture_output=True, text=True)
-        if done.returncode == 0:
+        if run_quietly(["scontrol", *arguments]):
             return True
         time.sleep(1)
     return False
+
+
+def run_quietly(argv: Sequence[str]) -> bool:
+    """Whether a Slurm command did what it was told; one that is missing or does not answer did not."""
+    try:
+        done = subprocess.run(argv, check=False, capture_output=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -22,9 +22,8 @@ ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 TIME_PATTERN = r"^([0-9]+|([0-9]+-)?[0-9]{1,2}:[0-5]?[0-9]:[0-5]?[0-9])$"
 
 # Set by detrun for every rank; a recipe that sets them too would have the recorder write to the wrong place.
-OWN_ENV = frozenset(
-    f"DETRUN_{name}" for name in ("ATTEMPT_DIR", "ARM", "ATTEMPT", "SEED", "STEPS", "STATE_EVERY", "DETERMINISM")
-)
+_OWN_NAMES = ("ATTEMPT_DIR", "ARM", "ATTEMPT", "SEED", "STEPS", "STEPS_DONE", "STATE_EVERY", "DETERMINISM", "LOG_DIR")
+OWN_ENV = frozenset(f"DETRUN_{name}" for name in _OWN_NAMES)
 # sbatch options that have a key of their own, and options without which detrun could not follow its jobs.
 OPTION_KEYS = {
     "partition": "slurm.partition",
@@ -46,6 +45,10 @@ OWN_OPTIONS = frozenset(
         "parsable",
         "wait",
         "requeue",
+        "dependency",
+        "hold",
+        "signal",
+        "kill-on-invalid-dep",
         "no-requeue",
         "test-only",
         "chdir",

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,15 +34,10 @@ def _no_crash_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("detrun.cli.errors._crash_folder", [])
 
 
-def test_help_imports_nothing_heavy_and_answers_at_once() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = f"import sys; from detrun.cli import main; print(main(['--help']), set(sys.modules) & {{*{HEAVY}}})"
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-        seconds.append(time.perf_counter() - start)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "0 set()"
-    assert min(seconds) < 0.3, seconds
 
 
 def test_help_lists_every_command_and_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
