@@ -619,3 +619,10 @@ def test_costs_beyond_all_bounds_and_settings_of_odd_shape_cost_no_verdict(made:
     made.edit_environment("b", 0, lambda environment: environment["env"].update(FOO="x"))
     verdict = judged(made)
     assert "recorder_cpu_share" not in verdict.figures
+
+
+def test_a_recorder_that_could_not_start_gives_the_missing_records_a_reason(made: MadeExperiment) -> None:
+    made.metrics_path("b", 1).unlink()
+    note = made.attempt("b").recorder_dir / "failed-4711.txt"
+    note.write_text("Traceback (most recent call last):\n  …\nImportError: no \x1b[31mnumpy\n", encoding="utf-8")
+    not_verified(made, "the recorder could not start in one process: ImportError: no")
