@@ -26,6 +26,12 @@ _ROOT_CAUSE = re.compile(
 )
 
 
+# What gloo, NCCL and torch's store write when another rank has gone.
+_LOST_PEER = re.compile(
+    r"connection (closed|reset|was)|by peer|remote process|broken pipe|DistBackendError|gloo/transport", re.IGNORECASE
+)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """state: done | failed. log: the path whose tail explains it, relative to the experiment."""
@@ -125,8 +131,8 @@ def _failed_rank(folder: AttemptFolder, segment: Segment, marker: TaskMarker) ->
     """The rank that failed first and its exit status, as far as anybody knows.
 
     Every node's torchrun names the first failure it saw, and a rank that dies takes those on other nodes
-    along within moments: of those named, the one whose log was written to last, earliest, went first. (A
-    killed rank writes nothing; one that loses its peer writes an error.)
+    along within moments. Of those named, one that complains of a lost peer followed it; among the rest the
+    one whose log was quiet first went first.
     """
     code = marker.exit_code if marker.exit_code is not None else 1
     if segment.launcher == "srun" or segment.ranks == 1:
@@ -136,10 +142,12 @@ def _failed_rank(folder: AttemptFolder, segment: Segment, marker: TaskMarker) ->
         text = "\n".join(tail(folder.log_dir / f"task{task:05d}.log", 400))
         if found := _ROOT_CAUSE.search(text):
             rank = int(found["rank"])
-            named.append((_written(folder.log(rank)), rank, int(found["code"])))
+            log = folder.log(rank)
+            followed = bool(_LOST_PEER.search("\n".join(tail(log, 40))))
+            named.append((followed, _written(log), rank, int(found["code"])))
     if not named:
         return None, code
-    _, rank, code = min(named)
+    _, _, rank, code = min(named)
     return rank, code
 
 

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,18 @@ def test_a_tail_survives_any_bytes(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 100_000 + b"\n\xff\n\nlast\n")
     assert tail(path, 1) == ["last"]
     assert tail(tmp_path / "none") == []
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_one_that_failed_first(attempt: AttemptFolder, tmp_path: Path) -> None:
+    mark(attempt, 0, 1, ended="1")
+    mark(attempt, 1, 1, ended="2")
+    other = TORCHRUN_SUMMARY.replace("rank      : 3 (local_rank: 1)", "rank      : 1 (local_rank: 1)")
+    (attempt.log_dir / "task00000.log").write_text(other.replace("-9 (pid", "1 (pid"))
+    (attempt.log_dir / "task00001.log").write_text(TORCHRUN_SUMMARY.replace("-9 (pid", "1 (pid"))
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711\n"
+    (attempt.log_dir / "rank00001.log").write_text(lost)
+    (attempt.log_dir / "rank00003.log").write_text("ValueError: the loss went through the roof\n")
+    os.utime(attempt.log_dir / "rank00001.log", (1, 1))  # the cause went on writing on its way out
+    outcome = outcome_of(attempt, SEGMENT, 1, tmp_path)
+    assert outcome.failed_rank == 3
+    assert outcome.log_tail == ("ValueError: the loss went through the roof",)
