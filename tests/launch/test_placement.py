@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +45,7 @@ def test_nodes_that_nobody_knows_are_not_excluded_but_the_job_is_released(asked:
 
 def test_a_scontrol_that_is_not_there_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(placement.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(sleep=lambda _seconds: None))
     assert not placement.place("7", "pinned", ["node1"])
 
 
@@ -61,7 +63,7 @@ def test_the_following_job_is_waited_for_until_it_is_submitted(
             folder.mkdir(parents=True)
             write_submitted(folder, SubmittedJob("x-b", "8", 0.0, {}))
 
-    monkeypatch.setattr(placement.time, "sleep", nap)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
     assert placement.settle_follower(spec, ["node3"])
     assert len(naps) == 3
     assert asked.read_text() == "update JobId=8 ReqNodeList=node3\n"
