@@ -70,8 +70,8 @@ class RankSurvey:
         return replace(self, arm=arm, gaps=[replace(gap, arm=arm) for gap in self.gaps])
 
 
-def survey_rank(arm: str, rank: int, records: RankMetrics, asked: Asked) -> RankSurvey:
-    """Surveys a rank's records against what was asked for."""
+def survey_rank(arm: str, rank: int, records: RankMetrics, asked: Asked, first: int = 1) -> RankSurvey:
+    """Surveys a rank's records against what was asked for. first: the step they have to begin with."""
     survey = RankSurvey(arm, rank)
     if not records.steps:
         survey.unreadable = True
@@ -83,7 +83,7 @@ def survey_rank(arm: str, rank: int, records: RankMetrics, asked: Asked) -> Rank
     survey.steps = len(records.steps)
     survey.microbatches = sum(record.microbatches for record in records.steps.values())
     survey.parameters = _trail(records, survey.last)
-    _note_lines(survey, records, asked)
+    _note_lines(survey, records, asked, first)
     _note_contents(survey, records, asked)
     return survey
 
@@ -100,10 +100,10 @@ def _trail(records: RankMetrics, last: int) -> bytes:
 _NONE = "0" * 32
 
 
-def _note_lines(survey: RankSurvey, records: RankMetrics, asked: Asked) -> None:
+def _note_lines(survey: RankSurvey, records: RankMetrics, asked: Asked, first: int) -> None:
     """Gaps in the sequence of steps up to the last one recorded, each with the line that explains it."""
     problems = list(records.problems)
-    missing = _missing(records, survey.last)
+    missing = _missing(records, first, survey.last)
     torn = next((problem for problem in problems if problem.kind == "torn"), None)
     if torn and survey.last < asked.steps:
         survey.end = f" ({torn.what})"
@@ -119,10 +119,10 @@ def _note_lines(survey: RankSurvey, records: RankMetrics, asked: Asked) -> None:
         survey.gaps.append(Gap(problem.kind, problem.what, survey.rank, survey.arm, problem.step, problem.line))
 
 
-def _missing(records: RankMetrics, last: int) -> list[int]:
-    """Steps up to `last` without a record; of a step number out of all proportion, only the first thousand."""
-    end = min(last, len(records.steps) + 1000)
-    return [step for step in range(1, end + 1) if step not in records.steps]
+def _missing(records: RankMetrics, first: int, last: int) -> list[int]:
+    """Steps from `first` to `last` without a record; of a number out of all proportion, only the first thousand."""
+    end = min(last, first + len(records.steps) + 1000)
+    return [step for step in range(first, end + 1) if step not in records.steps]
 
 
 def _short(numbers: Sequence[int]) -> str:

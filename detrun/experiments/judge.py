@@ -8,13 +8,8 @@ arms are in memory at once.
 from __future__ import annotations
 
 import os
-import re
-import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 from detrun.compare.completeness import Asked, RankSurvey, survey_rank
@@ -29,26 +24,23 @@ from detrun.compare.environment import (
 )
 from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEvidence
 from detrun.compare.streams import Gap, PairTally, compare_rank
-from detrun.errors import ArchiveError, RecordError
-from detrun.records.environment_reader import RankEnvironment, read_environment, read_recorder_cost
-from detrun.records.files import one_line, read_object, read_plain
-from detrun.records.jobs import ExperimentFile, JobFile
-from detrun.records.layout import AttemptFolder, ExperimentFolder, rank_files
+from detrun.errors import ArchiveError
+from detrun.experiments.arm_files import (
+    asked_of,
+    pinned_on_the_node,
+    read_arm,
+    read_cost,
+    read_surroundings,
+    size_of,
+    stage_of,
+)
+from detrun.experiments.slices import read_all, slices
+from detrun.records.environment_reader import RankEnvironment
+from detrun.records.jobs import ExperimentFile
+from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.metrics_line import LineReader
 from detrun.records.metrics_reader import RankMetrics, read_rank_metrics
 from detrun.records.verdict import Finding, Verdict
-
-PARALLEL_FROM_BYTES = 64 << 20
-"""Less than this is compared sooner than a process is started."""
-
-MAX_FAILURES = 5
-MAX_FAILURE_BYTES = 1 << 20
-
-SLICE = 16
-"""Ranks a task of the process pool."""
-
-_CONFLICT = re.compile(r"rank([0-9]{5,9})\.conflict")
-_HELPER = re.compile(r"rank([0-9]{5,9})\.helper-")
 
 
 def judge(
@@ -68,7 +60,7 @@ def judge(
     """
     place = ExperimentFolder(Path(folder))
     experiment = ExperimentFile.read(place.experiment_file)
-    experiment.pinned.update(_pinned_on_the_node(place, experiment))
+    experiment.pinned.update(pinned_on_the_node(place, experiment))
     evidence = gather(place, experiment, processes)
     verdict = decide(experiment, evidence)
     if write:
@@ -76,19 +68,6 @@ def judge(
             verdict = _with_report(place, experiment, verdict, standalone)
         verdict.write(place.verdict_file)
     return verdict
-
-
-def _pinned_on_the_node(place: ExperimentFolder, experiment: ExperimentFile) -> dict[str, str]:
-    """Values of pinned variables that were settled where the job ran, such as a number of threads."""
-    for arm in experiment.arms:
-        for attempt in place.attempts(arm.id):
-            try:
-                env = read_object(attempt.path / "launch.json").get("env")
-            except RecordError:
-                continue
-            if isinstance(env, dict):
-                return {name: one_line(str(env[name]), 40) for name in experiment.pinned if name in env}
-    return {}
 
 
 def _with_report(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict, standalone: bool) -> Verdict:
@@ -129,17 +108,7 @@ class _Slice:
 
 def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int | None = None) -> Evidence:
     """Reads everything about an experiment's arms that a verdict rests on."""
-    rules = experiment.metric_rules
-    asked = Asked(
-        steps=experiment.steps,
-        ranks=experiment.ranks,
-        required=tuple(name for name in rules.required if name not in (*rules.ignore, *rules.absent)),
-        state_every=rules.state_every,
-        ignore=tuple(rules.ignore),
-        absent=tuple(rules.absent),
-        names=rules.names,
-        required_line=experiment.recipe_lines.get("metrics.required"),
-    )
+    asked = asked_of(experiment)
     arms: list[ArmEvidence] = []
     attempts: list[AttemptFolder] = []
     contexts: list[ArmContext] = []
@@ -147,18 +116,7 @@ def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int |
     for plan in experiment.arms:
         existing = place.attempts(plan.id)
         attempt = existing[-1] if existing else place.attempt(plan.id, 0)
-        arm = ArmEvidence(plan.id, plan.role, attempt.number)
-        try:
-            arm.job = JobFile.read(attempt.job_file)
-        except RecordError as error:
-            arm.gaps.append(Gap("job-file", f"{_short(error, place)} {error.what}", -1, plan.id))
-        else:
-            if (arm.job.arm, arm.job.attempt) != (plan.id, attempt.number):
-                what = f"job.json speaks of arm {one_line(arm.job.arm, 20)}, attempt {arm.job.attempt}"
-                arm.gaps.append(Gap("job-file", what, -1, plan.id))
-        arm.gaps += _folder_gaps(place, attempt, asked)
-        arm.gaps += _failures_of_the_recorder(attempt)
-        _note_helpers(attempt, arm)
+        arm = read_arm(place, plan, attempt, asked)
         arms.append(arm)
         attempts.append(attempt)
         contexts.append(
@@ -175,101 +133,11 @@ def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int |
     pairs = [
         PairEvidence(PairTally(arms[0].id, other.id), EnvironmentTally(arms[0].id, other.id)) for other in arms[1:]
     ]
-    tasks = [
-        _Task(range(start, min(start + SLICE, asked.ranks)), attempts, contexts, asked)
-        for start in range(0, asked.ranks, SLICE)
-    ]
-    for part in _run(tasks, processes):
+    parts = slices(asked.ranks)
+    tasks = [_Task(ranks, attempts, contexts, asked) for ranks in parts]
+    for part in read_all(read_slice, tasks, lambda: size_of(attempts, parts), processes):
         _add(part, arms, pairs)
     return Evidence(asked, arms, pairs)
-
-
-def _run(tasks: Sequence[_Task], processes: int | None) -> list[_Slice]:
-    workers = min(processes or len(os.sched_getaffinity(0)), len(tasks))
-    if workers < 2 or _size(tasks) < PARALLEL_FROM_BYTES:
-        return [read_slice(task) for task in tasks]
-    # spawn: a caller with threads (a live display) must not be forked.
-    try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), _leave_interrupts_to_the_caller) as pool:
-            return list(pool.map(read_slice, tasks))
-    except (BrokenProcessPool, OSError):
-        # No room for another process, or one was killed for its memory: slower, but the answer is the same.
-        return [read_slice(task) for task in tasks]
-
-
-def _leave_interrupts_to_the_caller() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _size(tasks: Sequence[_Task]) -> int:
-    """A guess of the records' bytes from the first rank of each slice."""
-    total = 0
-    for task in tasks:
-        for attempt in task.attempts:
-            try:
-                total += attempt.metrics(task.ranks[0]).lstat().st_size * len(task.ranks)
-            except OSError:
-                continue
-    return total
-
-
-def _folder_gaps(place: ExperimentFolder, attempt: AttemptFolder, asked: Asked) -> list[Gap]:
-    """What lies in an attempt's folders beside what was expected."""
-    gaps: list[Gap] = []
-    for folder in (place.path / "arms", place.arm_dir(attempt.arm), attempt.path):
-        gaps += _link_gaps(folder, attempt)
-    for folder, extension in ((attempt.metrics_dir, "jsonl"), (attempt.environment_dir, "json")):
-        name = folder.name
-        gaps += _link_gaps(folder, attempt)
-        found = rank_files(folder, extension)
-        extra = sorted(rank for rank in found.ranks if rank >= asked.ranks)
-        gaps += [
-            Gap("extra-rank", f"{name} of a rank beyond the {asked.ranks} asked for", rank, attempt.arm)
-            for rank in extra
-        ]
-        for other in found.others:
-            claimed = _CONFLICT.match(other)
-            what = f"{name}/{other} is no rank's file"
-            if claimed:
-                what = f"another process claimed the same rank ({name}/{other})"
-            kind, rank = ("conflict", int(claimed[1])) if claimed else ("stray", -1)
-            gaps.append(Gap(kind, what, rank, attempt.arm, path=f"{name}/{other}"))
-    return gaps
-
-
-def _failures_of_the_recorder(attempt: AttemptFolder) -> list[Gap]:
-    """What the recorder left where it could not even start, so that missing records have a reason."""
-    gaps = []
-    for path in sorted(attempt.recorder_dir.glob("failed-*.txt"))[:MAX_FAILURES]:
-        try:
-            lines = read_plain(path, MAX_FAILURE_BYTES).decode("utf-8", "replace").split("\n")
-        except RecordError:
-            lines = []
-        last = next((line for line in reversed(lines) if line.strip()), "it left no word")
-        what = f"the recorder could not start in one process: {one_line(last, 200)}"
-        gaps.append(Gap("recorder", what, -1, attempt.arm, path=f"recorder/{path.name}"))
-    return gaps
-
-
-def _note_helpers(attempt: AttemptFolder, arm: ArmEvidence) -> None:
-    """Processes that a rank started and that trained too: no part of what was asked, but worth a word."""
-    for name in rank_files(attempt.recorder(0).parent, "json").others:
-        if found := _HELPER.match(name):
-            ranks = arm.remarks.setdefault("a process that the rank started trained too and was not recorded", [])
-            if int(found[1]) not in ranks:
-                ranks.append(int(found[1]))
-
-
-def _link_gaps(folder: Path, attempt: AttemptFolder) -> list[Gap]:
-    if not folder.is_symlink():
-        return []
-    return [Gap("file", f"{folder.name} is a symbolic link, which no record is", -1, attempt.arm)]
-
-
-def _short(error: RecordError, place: ExperimentFolder) -> str:
-    """The file an error speaks of, from the experiment's folder on."""
-    where = error.where or ""
-    return where.removeprefix(f"{place.path}/")
 
 
 def read_slice(task: _Task) -> _Slice:
@@ -298,7 +166,7 @@ def read_slice(task: _Task) -> _Slice:
             else:
                 part.surveys[index].append(survey_rank(attempt.arm, rank, records, task.asked))
             environment = _environment(task, part, index, rank)
-            _cost(attempt, part, index, rank)
+            read_cost(attempt, rank, part.remarks[index], part.costs[index])
             if reference is None:
                 reference, surroundings = records, environment
                 continue
@@ -313,36 +181,10 @@ def read_slice(task: _Task) -> _Slice:
 
 def _environment(task: _Task, part: _Slice, index: int, rank: int) -> RankEnvironment | None:
     attempt = task.attempts[index]
-    try:
-        environment = read_environment(attempt.environment(rank), rank)
-    except RecordError as error:
-        path = f"environment/{attempt.environment(rank).name}"
-        gap = Gap("environment-file", f"the environment file {error.what}", rank, attempt.arm, path=path)
-        part.gaps[index].append(gap)
-        return None
-    if environment.world_size != task.asked.ranks:
-        what = f"ran with {environment.world_size} ranks, {task.asked.ranks} were asked for"
-        part.gaps[index].append(Gap("world-size", what, rank, attempt.arm))
-    stage = environment.coordinates.get("pp")
-    part.environments[index][rank] = (
-        environment.host,
-        environment.replicas,
-        None if stage is None else str(stage),
-    )
+    environment = read_surroundings(attempt, rank, task.asked, part.gaps[index], attempt.arm)
+    if environment is not None:
+        part.environments[index][rank] = (environment.host, environment.replicas, stage_of(environment))
     return environment
-
-
-def _cost(attempt: AttemptFolder, part: _Slice, index: int, rank: int) -> None:
-    """The recorder's cost is a figure, not evidence: where it cannot be read it is a remark."""
-    try:
-        cost = read_recorder_cost(attempt.recorder(rank))
-    except RecordError as error:
-        if error.what != "is missing":
-            part.remarks[index].setdefault(f"its own cost cannot be read: it {error.what}", []).append(rank)
-        return
-    part.costs[index].merge(CostTally(1, dict(cost.cpu_seconds), cost.process_cpu_seconds))
-    for warning in cost.warnings:
-        part.remarks[index].setdefault(warning, []).append(rank)
 
 
 def _add(part: _Slice, arms: Sequence[ArmEvidence], pairs: Sequence[PairEvidence]) -> None:

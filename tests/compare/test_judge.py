@@ -562,7 +562,7 @@ def test_without_experiment_json_nothing_can_be_judged(made: MadeExperiment) -> 
 
 
 def test_many_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detrun.experiments.judge.PARALLEL_FROM_BYTES", 0)
+    monkeypatch.setattr("detrun.experiments.slices.PARALLEL_FROM_BYTES", 0)
     made = make_experiment(tmp_path, ranks=40, steps=3)
     made.edit("b", 39, 2, flip_state("gradients"))
     made.edit("b", 17, 2, flip_metric("loss"))
