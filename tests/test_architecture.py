@@ -74,4 +74,4 @@ def test_importing_detrun_is_free() -> None:
 def test_the_public_surface_is_this() -> None:
     import detrun
 
-    assert sorted(detrun.__all__) == ["__version__", "record"]
+    assert sorted(detrun.__all__) == ["__version__", "record", "rng_state", "set_rng_state", "track"]

@@ -97,8 +97,12 @@ def follow_to_verdict(
     cluster: Cluster,
     as_json: bool,
     standalone: bool = False,
+    more_follows: bool = False,
 ) -> int:
-    """Waits for the arms with a live display, judges, and says the last word. The exit code."""
+    """Waits for the arms with a live display, judges, and says the last word. The exit code.
+
+    more_follows: an `identical` is not the last word, so that it is no document of its own.
+    """
     from detrun.experiments.compare_live import LiveComparison
     from detrun.experiments.follow import Follower, Pace
     from detrun.report.live import LiveDisplay
@@ -136,11 +140,16 @@ def follow_to_verdict(
             highlight=False,
         )
         return ExitCode.INTERRUPTED
-    return conclude(folder, experiment, as_json, standalone)
+    return conclude(folder, experiment, as_json, standalone, more_follows=more_follows)
 
 
 def conclude(
-    folder: ExperimentFolder, experiment: ExperimentFile, as_json: bool, standalone: bool, write: bool = True
+    folder: ExperimentFolder,
+    experiment: ExperimentFile,
+    as_json: bool,
+    standalone: bool,
+    write: bool = True,
+    more_follows: bool = False,
 ) -> int:
     """Judges the records of an experiment, writes verdict and report (with `write`), and prints the verdict.
 
@@ -155,7 +164,8 @@ def conclude(
     except ArchiveError as error:
         unwritten = error
         verdict = judge(folder, write=False)
-    print_verdict(verdict, experiment, as_json, _archive_option(folder))
+    if not (as_json and more_follows and verdict.verdict == "identical"):
+        print_verdict(verdict, experiment, as_json, _archive_option(folder))
     if unwritten:
         raise unwritten
     if write:

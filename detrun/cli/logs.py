@@ -22,13 +22,16 @@ def logs(
     rank: Annotated[
         int | None, typer.Option("--rank", min=0, help="Which rank; without it, the launcher's own log too.")
     ] = None,
+    attempt_number: Annotated[
+        int | None, typer.Option("--attempt", min=0, help="Which attempt of an arm that was resumed.", metavar="N")
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many last lines of each log; 0 is all.")] = 40,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on printing what is added until the arm ends.")
     ] = False,
     archive: ArchiveOption = None,
 ) -> int:
-    """Prints an arm's logs. The newest attempt is meant."""
+    """Prints an arm's logs; without --attempt those of its newest attempt."""
     folder = open_archive(archive).resolve(experiment)
     attempts = folder.attempts(arm)
     if not attempts:
@@ -36,7 +39,9 @@ def logs(
         if arm not in known:
             raise UsageError(f"{folder.id} has no arm {arm}", hint=f"its arms: {', '.join(known) or 'none yet'}")
         raise NotVerifiedError(f"arm {arm} of {folder.id} has not begun", hint=f"detrun status {folder.id}")
-    attempt = attempts[-1]
+    if attempt_number is not None and attempt_number not in {attempt.number for attempt in attempts}:
+        raise UsageError(f"arm {arm} of {folder.id} has no attempt {attempt_number}", hint=f"there are {len(attempts)}")
+    attempt = next((a for a in attempts if a.number == attempt_number), attempts[-1])
     if rank is not None:
         paths = [attempt.log(rank)]
         if not paths[0].exists() and not follow:

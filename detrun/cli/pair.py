@@ -30,6 +30,9 @@ def pair(
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, max=700, metavar="N", help="How many arms are held against the first one.")
     ] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="If the two are identical, go on with detrun resume-check.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every batch script and environment; submit nothing.")
     ] = False,
@@ -47,10 +50,17 @@ def pair(
 
     loaded = load_recipe(recipe, overrides or (), arms or ())
     store = open_archive(archive, loaded.archive)
+    from detrun.cli.resume_check import run_resume_check
+    from detrun.errors import UsageError
     from detrun.experiments.checks import PairOptions
     from detrun.experiments.pair import start_pair
+    from detrun.experiments.resume import ResumeOptions, check_resumable
 
     options = PairOptions(repeats=repeat, agreed=yes)
+    if resume:
+        if detach or dry_run:
+            raise UsageError("--resume waits for the pair's verdict", hint="leave out --detach and --dry-run")
+        check_resumable(loaded)
     if dry_run:
         from detrun.experiments.dry_run import dry_run_pair
 
@@ -70,4 +80,11 @@ def pair(
         which = to_find(folder)
         say(f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.")
         return 0
-    return follow_to_verdict(folder, ExperimentFile.read(folder.experiment_file), cluster, as_json, standalone)
+    experiment = ExperimentFile.read(folder.experiment_file)
+    code = follow_to_verdict(folder, experiment, cluster, as_json, standalone, more_follows=resume)
+    if not resume:
+        return code
+    if code != 0:
+        say("resuming was not checked: it can only be where the pair is identical.")
+        return code
+    return run_resume_check(loaded, store, ResumeOptions(agreed=yes), as_json=as_json, standalone=standalone)

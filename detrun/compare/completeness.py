@@ -47,6 +47,7 @@ class Asked:
 class RankSurvey:
     """What one rank of one arm recorded, in short.
 
+    first, last: steps; first is 0 where nothing was recorded.
     metrics, components: names that any step holds. parameters: 16 bytes a step, in the steps' order, of the
     parameters' digest (zeros where there is none), for holding replicas against each other.
     """
@@ -54,6 +55,7 @@ class RankSurvey:
     arm: str
     rank: int
     last: int = 0
+    first: int = 0
     steps: int = 0
     microbatches: int = 0
     unreadable: bool = False
@@ -75,11 +77,11 @@ def survey_rank(arm: str, rank: int, records: RankMetrics, asked: Asked, first: 
     survey = RankSurvey(arm, rank)
     if not records.steps:
         survey.unreadable = True
-        first = records.problems[0] if records.problems else None
-        what = first.what if first else "nothing was recorded"
-        survey.gaps.append(Gap(first.kind if first else "empty", what, rank, arm, line=first.line if first else None))
+        worst = records.problems[0] if records.problems else None
+        what = worst.what if worst else "nothing was recorded"
+        survey.gaps.append(Gap(worst.kind if worst else "empty", what, rank, arm, line=worst.line if worst else None))
         return survey
-    survey.last = max(records.steps)
+    survey.first, survey.last = min(records.steps), max(records.steps)
     survey.steps = len(records.steps)
     survey.microbatches = sum(record.microbatches for record in records.steps.values())
     survey.parameters = _trail(records, survey.last)

@@ -7,7 +7,7 @@ then a gap (exit 3), and only what is left is `identical`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from detrun.compare.chance import CONFIDENCE, bound_of_clean_pairs
@@ -49,8 +49,8 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
         gaps += arm.gaps
         gaps += gaps_of_arm(arm.surveys, asked, arm.end, arm.stages, optimizer_steps)
         findings += job_findings(arm, evidence)
-        findings += _replica_findings(arm)
-        findings += _remarks(arm, asked.ranks)
+        findings += replica_findings(arm)
+        findings += remark_findings(arm, asked.ranks)
         findings += _unexpected(arm, asked)
     findings += gap_findings(gaps, names, asked.ranks)
     for pair in evidence.pairs:
@@ -71,15 +71,15 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
         )
         numbers = {"micro_batches": asked.steps, "optimizer_steps": optimizer_steps}
         findings.append(Finding(kind="micro-batches", severity="warning", what=what, evidence=numbers))
-    coverage = _coverage(evidence, optimizer_steps)
+    coverage = coverage_findings(evidence, optimizer_steps)
     compared = any(pair.streams.compared for pair in evidence.pairs)
     if coverage and compared and not any(coverage[0].evidence[kind] for kind in ("metrics", "state", "rng", "batch")):
         what = "the recipe ignores every metric that was recorded, and neither batch nor state was: nothing is compared"
         findings.append(Finding(kind="nothing-asked", severity="not-verified", what=what))
     findings += coverage
-    findings.sort(key=lambda finding: _ORDER[finding.severity])
+    findings = in_order(findings)
 
-    word, code = _word(findings)
+    word, code = word_of(findings)
     diverged = sorted((pair for pair in evidence.pairs if pair.diverged), key=order_of)
     return Verdict(
         id=experiment.id,
@@ -95,7 +95,13 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
     )
 
 
-def _word(findings: Sequence[Finding]) -> tuple[Word, ExitCode]:
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """The weightiest first; those of one weight stay in their order."""
+    return sorted(findings, key=lambda finding: _ORDER[finding.severity])
+
+
+def word_of(findings: Sequence[Finding]) -> tuple[Word, ExitCode]:
+    """Which word wins, and its exit code."""
     severities = {finding.severity for finding in findings}
     if "divergence" in severities:
         return "diverged", ExitCode.DIVERGED
@@ -106,7 +112,8 @@ def _word(findings: Sequence[Finding]) -> tuple[Word, ExitCode]:
     return "identical", ExitCode.OK
 
 
-def _replica_findings(arm: ArmEvidence) -> list[Finding]:
+def replica_findings(arm: ArmEvidence) -> list[Finding]:
+    """Copies of the same parameters that part within an arm."""
     trails = {survey.rank: survey.parameters for survey in arm.surveys}
     found = []
     for drift in find_drift(arm.id, trails, arm.replicas):
@@ -120,7 +127,8 @@ def _replica_findings(arm: ArmEvidence) -> list[Finding]:
     return found
 
 
-def _remarks(arm: ArmEvidence, ranks: int) -> list[Finding]:
+def remark_findings(arm: ArmEvidence, ranks: int) -> list[Finding]:
+    """What the recorders of an arm said themselves."""
     return [
         Finding(
             kind="recorder",
@@ -158,7 +166,7 @@ def _declared(experiment: ExperimentFile) -> list[Finding]:
     return found
 
 
-def _coverage(evidence: Evidence, optimizer_steps: int | None) -> list[Finding]:
+def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[Finding]:
     """What the arms have in common that was held against each other: the claim of an `identical`."""
     arms = [arm for arm in evidence.arms if arm.surveys]
     if len(arms) < 2:
@@ -235,8 +243,15 @@ def _figures(
         figures["divergence_chance_bound"] = Figure(
             value=bound, unit=f"probability ({CONFIDENCE:.0%} confidence)", n=pairs, interval=(0.0, bound)
         )
+    figures.update(cost_figures(evidence.arms))
+    return figures
+
+
+def cost_figures(arms: Iterable[ArmEvidence]) -> dict[str, Figure]:
+    """What recording cost, as a share of the ranks' CPU time."""
+    figures: dict[str, Figure] = {}
     cost = CostTally()
-    for arm in evidence.arms:
+    for arm in arms:
         cost.merge(arm.cost)
     total = sum(cost.parts.values())
     if cost.process > 0 and math.isfinite(total / cost.process):

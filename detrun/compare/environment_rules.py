@@ -32,6 +32,13 @@ RULES: tuple[tuple[str, Effect], ...] = (
     ("env.*.DETRUN_ARM*", "ignore"),
     ("env.*.DETRUN_ATTEMPT*", "ignore"),
     ("env.*.DETRUN_*_DIR", "ignore"),
+    # What makes an arm of a resume check the arm it is: said by its role.
+    ("env.*.DETRUN_STEPS_DONE", "ignore"),
+    ("env.*.DETRUN_MICROBATCHES_DONE", "ignore"),
+    ("env.*.DETRUN_INTERRUPT", "ignore"),
+    ("env.*.DETRUN_SABOTAGE", "ignore"),
+    ("env.*.DETRUN_STATE_AT", "ignore"),
+    ("env.*.DETRUN_STATE_BYTES", "ignore"),
     ("env.*.DETRUN_JOB*", "ignore"),
     ("env.*.DETRUN_NODES", "placement"),
     # The scheduler's description of the job: the shape matters, the rest is its own affair.

@@ -1,4 +1,4 @@
-"""What a pair asks for and whether it can be had: said before anything is written or submitted."""
+"""What an experiment asks for and whether it can be had: said before anything is written or submitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from detrun.determinism.canonical import check_environment
 from detrun.errors import UsageError
-from detrun.experiments.plan import Plan, detrun_bin, pair_arms, plan_arms
+from detrun.experiments.plan import Plan, Site, detrun_bin, pair_arms, plan_pair_jobs
 from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
 from detrun.launch.slurm import describe_partition
 from detrun.recipe import LoadedRecipe, check_launchable
@@ -39,6 +39,13 @@ def plan_pair(
             f"arms.{strangers[0]}: this experiment has the arms {', '.join(arm.id for arm in arms)}",
             f"--repeat {len(arms)} has one more",
         )
+    check_shape(loaded, cluster)
+    return plan_pair_jobs(Site.of(loaded, folder, cluster, environment), arms)
+
+
+def check_shape(loaded: LoadedRecipe, cluster: str) -> None:
+    """What holds for any experiment on this cluster. Raises RecipeError."""
+    recipe = loaded.recipe
     if recipe.total_ranks > MAX_RANKS:
         what = f"launch: {recipe.total_ranks:,} ranks, at most {MAX_RANKS:,} are recorded"
         raise loaded.error("launch.ranks_per_node", what, "nodes × ranks_per_node is the number of ranks")
@@ -51,19 +58,17 @@ def plan_pair(
         if recipe.placement == "disjoint":
             what = "placement: disjoint needs Slurm"
             raise loaded.error("placement", what, "one machine runs the arms in turn, or with placement: parallel")
-    return plan_arms(recipe, loaded.recipe_dir, loaded.workdir, folder, arms, cluster, environment)
 
 
 def check_before_launch(
-    loaded: LoadedRecipe, archive: Archive, cluster: str, options: PairOptions, environment: Mapping[str, str]
+    loaded: LoadedRecipe, archive: Archive, cluster: str, plan: Plan, agreed: bool, environment: Mapping[str, str]
 ) -> str | None:
     """The program is there, its variables allow determinism, and space, node-hours and time limit suffice.
 
-    Returns what it may cost at most, in node-hours, where that is worth a word. Raises RecipeError, UsageError
-    (node-hours without --yes), ArchiveError or ClusterError.
+    plan: as it would be in any folder. agreed: --yes was given. Returns what it may cost at most, in node-hours, where
+    that is worth a word. Raises RecipeError, UsageError (node-hours without --yes), ArchiveError or ClusterError.
     """
     recipe = loaded.recipe
-    plan = plan_pair(loaded, ExperimentFolder(archive.root / "planned"), cluster, options, environment)
     brought_along = cluster == "slurm" and bool(recipe.slurm.setup or recipe.slurm.container)
     for request in plan.requests:
         for segment in request.spec.segments:
@@ -81,9 +86,8 @@ def check_before_launch(
     check_space(archive.root, _size_of_last(archive, recipe.name))
     if cluster != "slurm":
         return None
-    cost = check_node_hours(
-        len(plan.arms), recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, options.agreed
-    )
+    attempts = sum(len(request.spec.segments) for request in plan.requests)
+    cost = check_node_hours(attempts, recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, agreed)
     _check_partition(loaded, plan)
     return cost
 
@@ -102,9 +106,10 @@ def _check_partition(loaded: LoadedRecipe, plan: Plan) -> None:
             "a shorter slurm.time or another partition"
             + (", or placement: pinned, which has a job an arm" if together else ""),
         )
-    wanted = recipe.launch.nodes * (len(plan.arms) if recipe.placement == "disjoint" else 1)
+    apart_from = sum(request.hold for request in plan.requests) + 1
+    wanted = recipe.launch.nodes * apart_from
     if partition.nodes is not None and wanted > partition.nodes:
-        apart = f" for {len(plan.arms)} arms on different nodes" if recipe.placement == "disjoint" else ""
+        apart = f" for {apart_from} arms on different nodes" if apart_from > 1 else ""
         raise loaded.error(
             "launch.nodes",
             f"launch.nodes: {wanted} nodes are needed{apart}, the partition has {partition.nodes}",

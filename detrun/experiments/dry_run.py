@@ -1,17 +1,21 @@
-"""`--dry-run`: everything that a pair would submit, on a machine with or without a cluster."""
+"""`--dry-run`: everything that an experiment would submit, on a machine with or without a cluster."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from detrun.experiments.checks import PairOptions, plan_pair
+from detrun.experiments.plan import Plan
+from detrun.experiments.resume import ResumeOptions, plan_resume
 from detrun.launch.cluster import JobRequest
 from detrun.launch.command import srun_argv, torchrun_argv
 from detrun.launch.dryrun import render_batch_script
 from detrun.launch.slurm import slurm_answers
+from detrun.launch.spec import CHECKPOINT
 from detrun.recipe import LoadedRecipe
 from detrun.records.archive import Archive
 from detrun.records.layout import ExperimentFolder
@@ -19,12 +23,29 @@ from detrun.records.layout import ExperimentFolder
 
 def dry_run_pair(loaded: LoadedRecipe, archive: Archive, options: PairOptions) -> str:
     """Every job's batch script (on Slurm), and every arm's command and environment."""
+    return _dry_run(
+        loaded, archive, "pair", lambda folder, cluster: plan_pair(loaded, folder, cluster, options, dict(os.environ))
+    )
+
+
+def dry_run_resume(loaded: LoadedRecipe, archive: Archive, options: ResumeOptions) -> str:
+    """The same for a resume check, with every attempt and how it is interrupted; an earlier pair's arm is not used."""
+    return _dry_run(
+        loaded,
+        archive,
+        "resume-check",
+        lambda folder, cluster: plan_resume(loaded, folder, cluster, options, dict(os.environ)),
+    )
+
+
+def _dry_run(
+    loaded: LoadedRecipe, archive: Archive, kind: str, plan_in: Callable[[ExperimentFolder, str], Plan]
+) -> str:
     wanted = loaded.recipe.cluster
     cluster = wanted if wanted != "auto" else "slurm" if slurm_answers() else "local"
-    folder = ExperimentFolder(archive.root / f"{loaded.recipe.name}-pair-DRY-RUN")
-    plan = plan_pair(loaded, folder, cluster, options, dict(os.environ))
+    folder = ExperimentFolder(archive.root / f"{loaded.recipe.name}-{kind}-DRY-RUN")
     parts = []
-    for request in plan.requests:
+    for request in plan_in(folder, cluster).requests:
         after = f"ID_OF_{request.after.rsplit('-', 1)[-1].upper()}" if request.after else None
         script = render_batch_script(replace(request, after=after)) if cluster == "slurm" else None
         parts.append(_described(request, script))
@@ -39,6 +60,12 @@ def _described(request: JobRequest, script: str | None) -> str:
     for segment in request.spec.segments:
         ranks = "1 rank" if segment.ranks == 1 else f"{segment.ranks} ranks"
         lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {ranks}, in {segment.workdir}")
+        if segment.attempt:
+            of = f" that arm {segment.continues} resumes from" if segment.continues else ", the newest complete one"
+            lines.append(f"#   {CHECKPOINT}: found right before it starts{of}")
+        if segment.interrupt:
+            how = ", ".join(f"{key}: {value}" for key, value in segment.interrupt.items() if value is not None)
+            lines.append(f"#   interrupted: {how}")
         lines.append(f"#   {shlex.join(segment.argv)}")
         if segment.launcher == "torchrun":
             rank_script = f"{request.spec.experiment}/jobs/rank.sh"

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from detrun.errors import ArchiveError, RecordError
+from detrun.launch.attempts import planned_end
 from detrun.launch.cluster import Cluster, JobStatus, SubmittedJob
 from detrun.launch.outcome import last_step, outcome_of, tail
-from detrun.launch.placement import place
+from detrun.launch.placement import place, start_now
 from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.submitted import read_submitted
-from detrun.records.jobs import JobFile, JobState
+from detrun.records.jobs import FINAL_STATES, JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.report.live import ArmView
 
-FINAL = {"done", "failed", "stalled", "cancelled", "lost"}
+FINAL = FINAL_STATES
 
 # Scheduler's words for an end that our driver had no chance to write down.
 _WORDS: dict[str, tuple[JobState, str]] = {
@@ -60,11 +61,11 @@ def read_jobs(folder: ExperimentFolder) -> list[tuple[JobSpec, SubmittedJob | No
     """The jobs of an experiment in the order in which they were planned, with their ids if submitted."""
     specs = sorted(folder.jobs_dir.glob("*/spec.json"))
     found = [(JobSpec.read(path), read_submitted(path.parent)) for path in specs]
-    return sorted(found, key=lambda job: [segment.arm for segment in job[0].segments])
+    return sorted(found, key=lambda job: [(segment.arm, segment.attempt) for segment in job[0].segments])
 
 
 class Follower:
-    """Follows one experiment until every arm has ended."""
+    """Follows one experiment until every attempt of every arm has ended."""
 
     def __init__(
         self,
@@ -95,8 +96,15 @@ class Follower:
             self.sleep(self.pace.look)
 
     def views(self) -> list[ArmView]:
-        """Every arm as it stands on disk, completed by what the scheduler says."""
-        return [self._view(job, segment) for job in self.jobs for segment in job.spec.segments]
+        """Every arm as it stands on disk, completed by what the scheduler says: its first attempt that has not ended,
+        else its last."""
+        views: dict[str, ArmView] = {}
+        for job in self.jobs:
+            for segment in job.spec.segments:
+                shown = views.get(segment.arm)
+                if shown is None or shown.state in FINAL:
+                    views[segment.arm] = self._view(job, segment)
+        return list(views.values())
 
     def poll_once(self) -> None:
         """Asks the scheduler now."""
@@ -121,6 +129,7 @@ class Follower:
             if answer.state != "unknown" or job.status.state == "unknown":
                 job.status = answer
         self._settle_placement()
+        self._hurry_requeued()
         changed = before != [(job.status.state, job.status.reason) for job in self.jobs]
         self._interval = self.pace.poll if changed else min(self._interval * 1.5, self.pace.at_rest)
         if any(job.gone_since is not None or job.absent_since is not None for job in self.jobs):
@@ -138,18 +147,26 @@ class Follower:
             if next_job.status.state == "pending" and next_job.status.reason.startswith("JobHeld"):
                 place(next_job.submitted.id, job.spec.placement, job.status.nodes)
 
+    def _hurry_requeued(self) -> None:
+        """A job that was interrupted by requeueing it need not wait in the queue for as long as Slurm would have it."""
+        for job in self.jobs:
+            planned = any((segment.interrupt or {}).get("kind") == "requeue" for segment in job.spec.segments)
+            if planned and job.submitted and job.status.state == "pending" and job.status.reason == "BeginTime":
+                start_now(job.submitted.id)
+
     def _view(self, job: _Job, segment: Segment) -> ArmView:
         attempt = self.folder.attempt(segment.arm, segment.attempt)
         file = _read(attempt)
         if file is None or file.state not in FINAL:
             file = self._close_if_gone(job, segment, attempt, file)
         steps = min((last_step(attempt.metrics(rank)) for rank in _sample(segment)), default=0)
+        resumed = file.resumed_from if file else None
         waits = "waiting" if job.status.state in {"running", "completing"} else job.status.state
         state = file.state if file else waits
         return ArmView(
             segment.arm,
             state,
-            steps,
+            max(steps, resumed.step) if resumed else steps,
             job.submitted.id if job.submitted else None,
             job.status.word,
             # What the scheduler says of a job that waits is no news once the arm has ended.
@@ -158,6 +175,8 @@ class Follower:
             file.started if file else None,
             file.ended if file else None,
             tuple(file.nodes) if file else job.status.nodes,
+            segment.attempt,
+            resumed.step if resumed else None,
         )
 
     def _lost(self, job: _Job) -> bool:
@@ -197,6 +216,11 @@ class Follower:
             closed.state, closed.reason = "lost", "the scheduler knows the job no more, and it left no word"
         else:
             word = job.status.word
+            planned = planned_end(attempt, segment, by_time=word == "TIMEOUT")
+            if planned is not None:
+                closed.state, closed.interruption = "interrupted", planned
+                closed.write(attempt.job_file)
+                return closed
             closed.state, closed.reason = _WORDS.get(word, ("failed", _no_word(last, word)))
         closed.write(attempt.job_file)
         return closed

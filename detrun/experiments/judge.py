@@ -23,6 +23,7 @@ from detrun.compare.environment import (
     templates_of,
 )
 from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEvidence
+from detrun.compare.resume import decide_resume
 from detrun.compare.streams import Gap, PairTally, compare_rank
 from detrun.errors import ArchiveError
 from detrun.experiments.arm_files import (
@@ -34,6 +35,7 @@ from detrun.experiments.arm_files import (
     size_of,
     stage_of,
 )
+from detrun.experiments.judge_resume import gather_resume
 from detrun.experiments.slices import read_all, slices
 from detrun.records.environment_reader import RankEnvironment
 from detrun.records.jobs import ExperimentFile
@@ -61,8 +63,10 @@ def judge(
     place = ExperimentFolder(Path(folder))
     experiment = ExperimentFile.read(place.experiment_file)
     experiment.pinned.update(pinned_on_the_node(place, experiment))
-    evidence = gather(place, experiment, processes)
-    verdict = decide(experiment, evidence)
+    if experiment.experiment == "resume-check":
+        verdict = decide_resume(experiment, gather_resume(place, experiment, processes))
+    else:
+        verdict = decide(experiment, gather(place, experiment, processes))
     if write:
         if report:
             verdict = _with_report(place, experiment, verdict, standalone)

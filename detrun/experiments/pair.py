@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from datetime import datetime, timezone
 
-import detrun
-from detrun.errors import DetrunError, InfrastructureError
 from detrun.experiments.checks import PairOptions, check_before_launch, plan_pair
-from detrun.experiments.plan import Plan
-from detrun.launch import wrapper
-from detrun.launch.cluster import Cluster, SubmittedJob
-from detrun.launch.command import RANK_SCRIPT
-from detrun.launch.snapshot import snapshot_code
-from detrun.launch.submitted import read_submitted
+from detrun.experiments.start import Question, start
+from detrun.launch.cluster import Cluster
 from detrun.recipe import LoadedRecipe
-from detrun.recorder.export import export_recorder
 from detrun.records.archive import Archive
-from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import ExperimentFolder
-
-GONE_WITHIN = 30.0
 
 
 def start_pair(
@@ -38,84 +23,18 @@ def start_pair(
 ) -> ExperimentFolder:
     """Submits the arms and returns their experiment's folder. say: told what it may cost, before anything goes in.
 
-    Where anything fails on the way, what was submitted is cancelled and the folder is removed: nothing
-    half-made is left behind.
+    Where anything fails on the way, nothing half-made is left behind.
     """
     environment = dict(os.environ)
-    cost = check_before_launch(loaded, archive, cluster.name, options, environment)
+    planned = plan_pair(loaded, ExperimentFolder(archive.root / "planned"), cluster.name, options, environment)
+    cost = check_before_launch(loaded, archive, cluster.name, planned, options.agreed, environment)
     if cost:
         say(cost)
-    folder = archive.create(loaded.recipe.name, "pair")
-    submitted: list[SubmittedJob] = []
-    try:
-        plan = plan_pair(loaded, folder, cluster.name, options, environment)
-        write_experiment(loaded, folder, plan, cluster.name, command_line)
-        for request in plan.requests:
-            after = submitted[-1].id if request.after else None
-            submitted.append(cluster.submit(replace(request, after=after)))
-    except BaseException as error:
-        _take_back(folder, cluster)
-        if isinstance(error, OSError):
-            raise InfrastructureError(
-                f"the experiment could not be set up: {error.strerror or error}",
-                where=str(error.filename or archive.root),
-            ) from None
-        raise
-    return folder
-
-
-def _take_back(folder: ExperimentFolder, cluster: Cluster) -> None:
-    """Cancels what was submitted and removes the folder.
-
-    It stays where a job cannot be cancelled: whatever runs on writes there, and `detrun cancel` has to find it.
-    """
-    jobs = [job for path in folder.jobs_dir.glob("*") if (job := read_submitted(path))]
-    if jobs:
-        try:
-            cluster.cancel(jobs)
-        except DetrunError as error:
-            raise InfrastructureError(
-                f"the experiment could not be started, and of what was submitted {error.what}",
-                where=str(folder),
-                hint=f"detrun cancel {folder.id}",
-            ) from None
-        # A driver that is still on its way out would make its folder anew.
-        deadline = time.monotonic() + GONE_WITHIN
-        while time.monotonic() < deadline and any(status.alive for status in cluster.poll(jobs).values()):
-            time.sleep(0.5)
-    shutil.rmtree(folder.path, ignore_errors=True)
-
-
-def write_experiment(
-    loaded: LoadedRecipe, folder: ExperimentFolder, plan: Plan, cluster: str, command_line: Sequence[str]
-) -> None:
-    """Writes what the jobs and later readers need, experiment.json first."""
-    recipe = loaded.recipe
-    ExperimentFile(
-        id=folder.id,
-        experiment="pair",
-        created=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        recipe=recipe.model_dump(mode="json"),
-        recipe_path=str(loaded.path.absolute()),
-        recipe_lines=dict(loaded.lines),
-        command_line=list(command_line),
-        cluster=cluster,
-        placement=recipe.placement,
-        arms=list(plan.arms),
-        ranks=recipe.total_ranks,
-        steps=recipe.steps,
-        seed=recipe.seed,
-        pinned=plan.pinned,
-        determinism=recipe.determinism,
-        versions={"detrun": detrun.__version__, "python": sys.version.split()[0]},
-        code=snapshot_code(loaded.workdir, folder.code_dir),
-    ).write(folder.experiment_file)
-    (folder.path / "recipe.yaml").write_text(loaded.text, encoding="utf-8")
-    folder.jobs_dir.mkdir(exist_ok=True)
-    shutil.copyfile(str(wrapper.__file__), folder.jobs_dir / "wrapper.py")
-    script = folder.jobs_dir / "rank.sh"
-    script.write_text(RANK_SCRIPT, encoding="utf-8")
-    script.chmod(0o755)
-    export_recorder(folder.recorder_dir)
-    for arm in plan.arms:
-        folder.work_dir(arm.id).mkdir(parents=True, exist_ok=True)
+    return start(
+        loaded,
+        archive,
+        cluster,
+        Question("pair"),
+        lambda folder: plan_pair(loaded, folder, cluster.name, options, environment),
+        command_line,
+    )

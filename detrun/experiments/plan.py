@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from detrun.launch.cluster import JobRequest
 from detrun.launch.command import srun_options
 from detrun.launch.environment import ArmEnvironment, arm_environment
-from detrun.launch.spec import JobSpec, Segment, WatchdogLimits
-from detrun.recipe import Recipe, expand
+from detrun.launch.spec import CHECKPOINT, JobSpec, Segment, WatchdogLimits
+from detrun.recipe import LoadedRecipe, Recipe, expand
 from detrun.records.jobs import ArmPlan, Declared
 from detrun.records.layout import ExperimentFolder
 
@@ -25,6 +27,73 @@ class Plan:
     requests: tuple[JobRequest, ...]
     pinned: dict[str, str]
     minutes_per_arm: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an experiment's arms are to run. environment: what the command itself was started with; jobs inherit it."""
+
+    recipe: Recipe
+    recipe_folder: Path
+    workdir: Path
+    folder: ExperimentFolder
+    cluster: str
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of(cls, loaded: LoadedRecipe, folder: ExperimentFolder, cluster: str, environment: Mapping[str, str]) -> Site:
+        return cls(loaded.recipe, loaded.recipe_dir, loaded.workdir, folder, cluster, environment)
+
+    @property
+    def local(self) -> bool:
+        return self.cluster == "local"
+
+    def values(self, arm: str, attempt: int) -> dict[str, str]:
+        """The placeholders' values in one attempt of an arm."""
+        recipe = self.recipe
+        values = {
+            "seed": str(recipe.seed),
+            "steps": str(recipe.steps),
+            "out": str(self.folder.work_dir(arm)),
+            "arm": arm,
+            "attempt": str(attempt),
+            "nodes": str(recipe.launch.nodes),
+            "ranks": str(recipe.total_ranks),
+            "recipe_dir": str(self.recipe_folder),
+        }
+        if recipe.checkpoint is not None and recipe.checkpoint.save_every is not None:
+            values["save_every"] = str(recipe.checkpoint.save_every)
+        return values
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt of an arm as it is wanted.
+
+    interrupt: how it is to be ended (see `Segment.interrupt`). continues: the arm it goes on from, if not its own.
+    saves, captures: whether it saves checkpoints, and its state is recorded. sabotage: what is broken at its restore.
+    """
+
+    arm: ArmPlan
+    attempt: int = 0
+    interrupt: dict[str, Any] | None = None
+    continues: str | None = None
+    saves: bool = True
+    captures: bool = True
+    sabotage: str | None = None
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """One job: its runs, in turn. minutes: its time limit, if not that of its arms together. requeue: the scheduler may
+    start it again. waits: only after the job before it, on the same nodes. any_nodes: its nodes are left to Slurm."""
+
+    suffix: str
+    runs: Sequence[Run]
+    minutes: int | None = None
+    requeue: bool = False
+    waits: bool = False
+    any_nodes: bool = False
 
 
 def arm_ids(count: int) -> list[str]:
@@ -43,63 +112,95 @@ def arm_ids(count: int) -> list[str]:
 
 def pair_arms(recipe: Recipe, repeats: int) -> tuple[ArmPlan, ...]:
     """The reference and its repeats, each with what the recipe declares for it alone."""
-    plans = []
-    for position, arm in enumerate(arm_ids(repeats + 1)):
-        own = recipe.arms.get(arm)
-        declared = Declared(args=list(own.args), env=dict(own.env)) if own else Declared()
-        plans.append(ArmPlan(id=arm, role="repeat" if position else "reference", declared=declared))
-    return tuple(plans)
+    return tuple(
+        ArmPlan(id=arm, role="repeat" if position else "reference", declared=declared_for(recipe, arm))
+        for position, arm in enumerate(arm_ids(repeats + 1))
+    )
 
 
-def plan_arms(
-    recipe: Recipe,
-    recipe_folder: Path,
-    workdir: Path,
-    folder: ExperimentFolder,
-    arms: Sequence[ArmPlan],
-    cluster: str,
-    environment: Mapping[str, str],
-) -> Plan:
+def declared_for(recipe: Recipe, arm: str) -> Declared:
+    """What the recipe declares for one arm alone."""
+    own = recipe.arms.get(arm)
+    return Declared(args=list(own.args), env=dict(own.env)) if own else Declared()
+
+
+def plan_pair_jobs(site: Site, arms: Sequence[ArmPlan]) -> Plan:
     """The jobs of an experiment whose arms all run from the start to the end.
 
-    environment: what the command itself was started with; jobs inherit it. On one machine the arms run
-    in turn inside one job, unless the placement is `parallel`.
+    On one machine the arms run in turn inside one job, unless the placement is `parallel`.
     """
-    in_turn = recipe.placement == "allocation" or (cluster == "local" and recipe.placement != "parallel")
-    segments, pinned = [], {}
-    for arm in arms:
-        segment, arm_env = _segment(recipe, recipe_folder, workdir, folder, arm, cluster, environment)
-        segments.append(segment)
-        pinned.update(arm_env.pinned)
-    if cluster == "slurm" and recipe.pin == "default":
-        pinned["CPU binding"] = "none (srun --cpu-bind=none)"
+    in_turn = site.recipe.placement == "allocation" or (site.local and site.recipe.placement != "parallel")
+    runs = [Run(arm) for arm in arms]
+    groups = [JobPlan("arms", runs)] if in_turn else [JobPlan(run.arm.id, [run]) for run in runs]
+    return plan_jobs(site, arms, groups)
+
+
+def plan_jobs(site: Site, arms: Sequence[ArmPlan], jobs: Sequence[JobPlan], reference: str | None = None) -> Plan:
+    """Jobs as they are submitted, in this order. On Slurm, `pinned` has each wait for the one before and get its nodes,
+    `disjoint` has each get other ones; a job with `waits` comes after the one before in any placement.
+
+    reference: the attempt folder of an uninterrupted arm.
+    """
+    recipe, slurm = site.recipe, not site.local
+    pinned: dict[str, str] = {}
     minutes = max(1, -(-recipe.slurm.time_seconds // 60))
-    groups = [segments] if in_turn else [[segment] for segment in segments]
-    names = [f"{folder.id}-{'arms' if in_turn else group[0].arm}" for group in groups]
-    requests = []
-    for position, group in enumerate(groups):
-        chained = cluster == "slurm" and recipe.placement in {"pinned", "disjoint"} and not in_turn
+    names = [f"{site.folder.id}-{job.suffix}" for job in jobs]
+    requests: list[JobRequest] = []
+    for position, job in enumerate(jobs):
+        segments = []
+        for run in job.runs:
+            segment, arm_env = segment_of(site, run)
+            segments.append(segment)
+            pinned.update(arm_env.pinned)
+        following = jobs[position + 1] if position + 1 < len(jobs) else None
+        limit = job.minutes or minutes * len(segments)
+        after = slurm and position > 0 and (job.waits or recipe.placement == "pinned")
         spec = JobSpec(
             job=names[position],
-            experiment=str(folder.path),
-            cluster=cluster,
-            placement=recipe.placement,
-            segments=group,
+            experiment=str(site.folder.path),
+            cluster=site.cluster,
+            placement="pinned" if following is not None and following.waits else recipe.placement,
+            segments=segments,
             watchdog=WatchdogLimits(recipe.watchdog.multiple, recipe.watchdog.at_least, recipe.watchdog.start),
-            minutes=minutes * len(group) if cluster == "slurm" else 0,
-            follower=names[position + 1] if chained and position + 1 < len(groups) else None,
+            minutes=limit if slurm else 0,
+            follower=names[position + 1] if slurm and following is not None and _settles(recipe, following) else None,
+            reference=reference,
         )
         requests.append(
             JobRequest(
                 spec=spec,
-                minutes=minutes * len(group),
-                options=_sbatch_options(recipe) if cluster == "slurm" else {},
-                setup=recipe.slurm.setup if cluster == "slurm" else (),
-                after=names[position - 1] if chained and position and recipe.placement == "pinned" else None,
-                hold=bool(chained and position and recipe.placement == "disjoint"),
+                minutes=limit,
+                options=_sbatch_options(recipe) if slurm else {},
+                setup=recipe.slurm.setup if slurm else (),
+                after=names[position - 1] if after else None,
+                hold=slurm and position > 0 and recipe.placement == "disjoint" and not job.waits,
+                requeue=job.requeue,
             )
         )
+    if slurm and recipe.pin == "default":
+        pinned["CPU binding"] = "none (srun --cpu-bind=none)"
     return Plan(tuple(arms), tuple(requests), pinned, minutes)
+
+
+def _settles(recipe: Recipe, job: JobPlan) -> bool:
+    """Whether a job gets its nodes from the one before it."""
+    if job.any_nodes:
+        return False
+    return job.waits or recipe.placement in {"pinned", "disjoint"}
+
+
+def state_at(recipe: Recipe) -> str | None:
+    """DETRUN_STATE_AT: the steps at which the recipe saves; None for one that says nothing of saving.
+
+    A signal and the program's own exit save where no schedule says so. The same in every experiment of a recipe, so
+    that an arm of one can be held against an arm of another.
+    """
+    if recipe.checkpoint is None:
+        return None
+    every = recipe.checkpoint.save_every
+    steps = set(range(every, recipe.steps + 1, every)) if every else set()
+    steps.update(each.at_step for each in recipe.interrupt if each.kind in ("signal", "stop") and each.at_step)
+    return ",".join(map(str, sorted(steps)))
 
 
 def detrun_bin(recipe: Recipe, cluster: str, environment: Mapping[str, str]) -> str | None:
@@ -115,71 +216,67 @@ def detrun_bin(recipe: Recipe, cluster: str, environment: Mapping[str, str]) -> 
     return str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else None
 
 
-def _segment(
-    recipe: Recipe,
-    recipe_folder: Path,
-    workdir: Path,
-    folder: ExperimentFolder,
-    arm: ArmPlan,
-    cluster: str,
-    environment: Mapping[str, str],
-) -> tuple[Segment, ArmEnvironment]:
-    launch = recipe.launch
-    values = {
-        "seed": str(recipe.seed),
-        "steps": str(recipe.steps),
-        "out": str(folder.work_dir(arm.id)),
-        "arm": arm.id,
-        "attempt": "0",
-        "nodes": str(launch.nodes),
-        "ranks": str(recipe.total_ranks),
-        "recipe_dir": str(recipe_folder),
-    }
-    saves: Sequence[str] = ()
-    if recipe.checkpoint is not None and recipe.checkpoint.save_every is not None:
-        values["save_every"] = str(recipe.checkpoint.save_every)
-        saves = recipe.checkpoint.save_args
-    argv = [expand(text, values) for text in (*launch.command, *launch.args, *saves, *arm.declared.args)]
+def segment_of(site: Site, run: Run) -> tuple[Segment, ArmEnvironment]:
+    """One attempt of one arm, ready to be frozen."""
+    recipe, launch, arm = site.recipe, site.recipe.launch, run.arm
+    values = site.values(arm.id, run.attempt)
+    command: list[str] = [*launch.command, *launch.args]
+    checkpoints = None
+    if recipe.checkpoint is not None:
+        checkpoints = {
+            "directory": expand(recipe.checkpoint.directory, values),
+            "pattern": recipe.checkpoint.pattern,
+        }
+        if run.saves:
+            command += recipe.checkpoint.save_args
+        if run.attempt:
+            values["checkpoint"] = CHECKPOINT
+    command += arm.declared.args
+    if recipe.checkpoint is not None and run.attempt:
+        command += recipe.checkpoint.resume_args
+    argv = [expand(text, values) for text in command]
     asked = {name: expand(text, values) for name, text in {**launch.env, **arm.declared.env}.items()}
-    local = cluster == "local"
     together = 1 if recipe.placement != "parallel" else 2
     arm_env = arm_environment(
         arm=arm.id,
-        attempt=0,
-        attempt_folder=str(folder.attempt(arm.id, 0).path),
+        attempt=run.attempt,
+        attempt_folder=str(site.folder.attempt(arm.id, run.attempt).path),
         seed=recipe.seed,
         steps=recipe.steps,
         state_every=recipe.metrics.state_every,
         determinism=recipe.determinism,
         pin=recipe.pin == "default",
         asked=asked,
-        inherited=environment if local else {},
-        local_threads=max(1, len(os.sched_getaffinity(0)) // (recipe.total_ranks * together)) if local else None,
+        inherited=site.environment if site.local else {},
+        local_threads=max(1, len(os.sched_getaffinity(0)) // (recipe.total_ranks * together)) if site.local else None,
+        state_at=state_at(recipe) if run.captures else "none",
     )
-    prepend = {"PYTHONPATH": str(folder.recorder_dir)}
-    if own_bin := detrun_bin(recipe, cluster, environment):
+    prepend = {"PYTHONPATH": str(site.folder.recorder_dir)}
+    if own_bin := detrun_bin(recipe, site.cluster, site.environment):
         prepend["PATH"] = own_bin
     env = dict(arm_env.env)
+    if run.sabotage:
+        env["DETRUN_SABOTAGE"] = json.dumps({"kind": run.sabotage})
     unset: list[str] = []
-    if local:
+    if site.local:
         # submitit's local executor blanks this one; the ranks see what the user's shell would show them.
-        if "CUDA_VISIBLE_DEVICES" in environment:
-            env.setdefault("CUDA_VISIBLE_DEVICES", environment["CUDA_VISIBLE_DEVICES"])
+        if "CUDA_VISIBLE_DEVICES" in site.environment:
+            env.setdefault("CUDA_VISIBLE_DEVICES", site.environment["CUDA_VISIBLE_DEVICES"])
         elif "CUDA_VISIBLE_DEVICES" not in env:
             unset.append("CUDA_VISIBLE_DEVICES")
     container = dict(recipe.slurm.container)
     python = container.pop("python", None)
     srun: list[str] = ["--cpu-bind=none"] if recipe.pin == "default" else []
     if container:
-        srun += _container_arguments(container, folder)
+        srun += _container_arguments(container, site.folder)
         python = python or "python3"
     segment = Segment(
         arm=arm.id,
-        attempt=0,
+        attempt=run.attempt,
         argv=argv,
         env=env,
         unset=unset,
-        workdir=str(workdir),
+        workdir=str(site.workdir),
         launcher=launch.launcher,
         nodes=launch.nodes,
         ranks_per_node=launch.ranks_per_node,
@@ -188,6 +285,9 @@ def _segment(
         wrapper_python=str(python) if python else None,
         prepend=prepend,
         threads=arm_env.threads,
+        interrupt=run.interrupt,
+        checkpoints=checkpoints,
+        continues=run.continues,
     )
     return segment, arm_env
 

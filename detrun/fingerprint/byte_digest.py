@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,3 +47,25 @@ def digest_bytes(raw: bytes | bytearray | memoryview) -> str:
     hasher = ByteHasher()
     hasher.feed_bytes(raw)
     return hasher.text()
+
+
+def digest_parts(*pieces: bytes | bytearray | memoryview) -> str:
+    """The digest of byte strings one behind the other, without anything between them: that of a tensor is the one of
+    its description and of its memory."""
+    state = _new_state()
+    for piece in pieces:
+        state.update(piece)
+    return f"{ALGORITHM}:{state.hexdigest()}"
+
+
+def digest_dense(dtype: str, shape: Sequence[int], blocks: Iterable[bytes | bytearray | memoryview]) -> str:
+    """The digest of a tensor whose memory is given in pieces: dense, row-major, little-endian bytes.
+
+    The same text as `host.digest_tensors` gives for one plain tensor of that dtype (torch's name without "torch.") and
+    shape, so that what lies in a file can be held against what was live. An empty piece changes nothing.
+    """
+    state = _new_state()
+    state.update(f"|{dtype}|{','.join(map(str, shape))};".encode())
+    for block in blocks:
+        state.update(block)
+    return f"{ALGORITHM}:{state.hexdigest()}"

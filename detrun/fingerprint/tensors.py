@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +34,35 @@ def describe(tensor: Tensor, tag: str = "") -> bytes:
     return f"{tag}|{dtype_name(tensor.dtype)}|{','.join(map(str, tensor.shape))};".encode()
 
 
+class Part(NamedTuple):
+    """A piece of memory that a tensor is made of.
+
+    name: which part of the tensor it is ("qdata", nested ones joined by "."), "" for the whole; None for what only
+    describes a wrapper around other parts. description: what beside the bytes makes two equal. memory: dense,
+    contiguous and detached; None where there is none.
+    """
+
+    name: str | None
+    description: bytes
+    memory: Tensor | None
+
+
 def parts(tensor: Tensor, tag: str = "") -> Iterator[tuple[bytes, Tensor | None]]:
     """Yield (description, dense contiguous tensor or None) for each piece of memory `tensor` is made of, in a fixed
     order. The tensor yielded is detached, on the device it was on, and is a copy only where the original is strided.
     """
     with torch.no_grad(), no_dispatch_modes():
-        yield from _parts(tensor, tag)
+        for part in _parts(tensor, tag):
+            yield part.description, part.memory
+
+
+def named_parts(tensor: Tensor) -> list[Part]:
+    """The same with the name of each piece, and without what only describes a wrapper."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided and tensor.is_contiguous() and not _is_odd(tensor):
+        return [Part("", describe(tensor), tensor.detach())]
+    with torch.no_grad(), no_dispatch_modes():
+        found = [part for part in _parts(tensor, "") if part.name is not None]
+    return [part._replace(name=(part.name or "").removeprefix(".")) for part in found]
 
 
 def no_dispatch_modes() -> Any:
@@ -51,35 +74,39 @@ def no_dispatch_modes() -> Any:
     return nullcontext()
 
 
-def _parts(tensor: Tensor, tag: str) -> Iterator[tuple[bytes, Tensor | None]]:
+def _parts(tensor: Tensor, tag: str) -> Iterator[Part]:
     if hasattr(tensor, "trigger_wait"):  # the result of a functional collective: its user would wait here, too
         tensor = tensor.trigger_wait()
     if type(tensor) not in PLAIN:
         inner = _inner_tensors(tensor)
         if inner is not None:
-            yield describe(tensor, f"{tag}<{type(tensor).__name__}>"), None
+            yield Part(None, describe(tensor, f"{tag}<{type(tensor).__name__}>"), None)
             for name, piece in inner:
                 yield from _parts(piece, f"{tag}.{name}")
             return
         if not _has_memory(tensor):
-            yield describe(tensor, f"{tag}<{type(tensor).__name__}>"), None
+            yield Part(tag, describe(tensor, f"{tag}<{type(tensor).__name__}>"), None)
             return
     if tensor.layout is torch.sparse_coo:
-        yield describe(tensor, f"{tag}<sparse>"), None
+        yield Part(None, describe(tensor, f"{tag}<sparse>"), None)
         yield from _parts(tensor._indices(), f"{tag}.indices")
         yield from _parts(tensor._values(), f"{tag}.values")
     elif tensor.layout in _COMPRESSED:
-        yield describe(tensor, f"{tag}<{tensor.layout}>"), None
+        yield Part(None, describe(tensor, f"{tag}<{tensor.layout}>"), None)
         for name in _COMPRESSED[tensor.layout]:
             yield from _parts(getattr(tensor, name)(), f"{tag}.{name}")
         yield from _parts(tensor.values(), f"{tag}.values")
     elif tensor.is_meta or tensor.layout is not torch.strided or _is_freed(tensor):
-        yield describe(tensor, f"{tag}<no memory>"), None
+        yield Part(tag, describe(tensor, f"{tag}<no memory>"), None)
     elif tensor.is_quantized:
-        yield f"{tag}<{tensor.qscheme()}>".encode(), None
+        yield Part(None, f"{tag}<{tensor.qscheme()}>".encode(), None)
         yield from _parts(tensor.int_repr(), tag)
     else:
-        yield describe(tensor, tag), _readable(tensor.detach())
+        yield Part(tag, describe(tensor, tag), _readable(tensor.detach()))
+
+
+def _is_odd(tensor: Tensor) -> bool:
+    return tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or _is_freed(tensor)
 
 
 def _inner_tensors(tensor: Tensor) -> list[tuple[str, Tensor]] | None:

@@ -49,7 +49,8 @@ class JobRequest:
     """A job to submit: its frozen specification, and what it asks of the scheduler.
 
     options: raw sbatch options, setup: shell lines before the driver. after: the job that has to end
-    first. hold: not to start before it is released (its nodes depend on the other job's).
+    first. hold: not to start before it is released (its nodes depend on the other job's). requeue: the
+    scheduler may start it again, as its driver knows where it left off.
     """
 
     spec: JobSpec
@@ -58,6 +59,7 @@ class JobRequest:
     setup: tuple[str, ...] = ()
     after: str | None = None
     hold: bool = False
+    requeue: bool = False
 
 
 class Cluster(Protocol):

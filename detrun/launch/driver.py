@@ -1,35 +1,43 @@
-"""Runs inside a job, once: starts each arm's attempt in turn, watches it, and writes down how it ended.
+"""Runs inside a job, once: starts each attempt in turn, watches it, and writes down how it ended.
 
 submitit calls `run_job` with the path of the job's specification, in the batch step on Slurm and in a
-plain process on one machine. All it knows is in that file; all it says goes into the experiment's folder.
+plain process on one machine. All it knows is in that file; all it says goes into the experiment's folder. A job that
+the scheduler starts again goes on with the first attempt that has not ended.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from detrun.errors import RecordError
+from detrun.launch.attempts import AttemptRefused, close_attempt, planned_end, start_of, take_along
 from detrun.launch.command import srun_argv, torchrun_argv
-from detrun.launch.outcome import Outcome, last_step, outcome_of
+from detrun.launch.interruption import Ending, ask_the_scheduler, interruption_of
+from detrun.launch.job_host import (
+    cores,
+    free_port,
+    job_nodes,
+    kill_descendants,
+    signal_tree,
+    stay_with_the_family,
+    wait_for_step,
+)
+from detrun.launch.outcome import last_step, outcome_of
 from detrun.launch.placement import run_quietly, settle_follower
-from detrun.launch.queue import expand_nodes
-from detrun.launch.spec import JobSpec, Segment
+from detrun.launch.spec import HELD_KINDS, JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
-from detrun.launch.wrapper import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
-from detrun.records.jobs import JobFile, JobState
+from detrun.launch.whereabouts import whereabouts
+from detrun.records.jobs import FINAL_STATES, JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 
 TERMINATION_GRACE = 8.0
@@ -65,12 +73,14 @@ class Driver:
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.root = Path(spec.experiment)
+        self.place = ExperimentFolder(self.root)
         self.slurm = spec.cluster == "slurm"
         self.job_id = os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID") or str(os.getpid())
-        self.nodes = _nodes()
+        self.nodes = job_nodes()
         self.began = time.monotonic()
         self.steps_started = 0
         self.cancelled = False
+        self.refused: str | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> bool:
@@ -80,14 +90,17 @@ class Driver:
         signal.signal(signal.SIGINT, self._on_cancel)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if not self.slurm:
-            _stay_with_the_family()
+            stay_with_the_family()
         settled = self.spec.follower is None or not self.slurm
         failed = False
         for segment in self.spec.segments:
             if not settled:
                 settled = settle_follower(self.spec, self.nodes)
             state = self._run_segment(segment)
-            failed = failed or state != "done"
+            failed = failed or state not in ("done", "interrupted")
+            if self.cancelled and state == "interrupted" and _held(segment):
+                # The scheduler is taking this job's nodes away; the next attempt is another start of it.
+                return failed
         return failed
 
     def _why_told_to_end(self) -> tuple[JobState, str]:
@@ -100,9 +113,11 @@ class Driver:
         self.cancelled = True
 
     def _run_segment(self, segment: Segment) -> str:
-        folder = ExperimentFolder(self.root).attempt(segment.arm, segment.attempt)
+        folder = self.place.attempt(segment.arm, segment.attempt)
         if not self._wanted():
             return "failed"
+        if (earlier := self._earlier_start(folder, segment)) is not None:
+            return earlier
         for path in (
             folder.marker_dir,
             folder.log_dir,
@@ -120,20 +135,44 @@ class Driver:
             started=utc_now(),
         )
         why_not = "the job was cancelled before this arm began" if self.cancelled else self._hopeless(segment)
-        if why_not:
+        if why_not is None:
+            try:
+                start = start_of(self.spec, segment)
+            except AttemptRefused as refused:
+                why_not = str(refused)
+        if why_not is not None:
             job.state, job.reason, job.ended = "cancelled", why_not, utc_now()
             job.write(folder.job_file)
             return "cancelled"
+        take_along(self.spec, segment)
+        segment = replace(segment, argv=start.argv, env={**segment.env, **start.env})
+        job.resumed_from = start.resumed_from
         job.write(folder.job_file)
         self._write_launch(folder, segment)
-        stalled = self._watch(folder, segment)
-        outcome = outcome_of(folder, segment, self.process.returncode if self.process else None, self.root)
-        self._close(job, outcome, stalled, folder, segment)
+        stalled = self._watch(folder, segment, job)
+        self._close(job, stalled, folder, segment)
+        return job.state
+
+    def _earlier_start(self, folder: AttemptFolder, segment: Segment) -> str | None:
+        """The state of an attempt that an earlier start of this job ran; None if it has not begun yet."""
+        try:
+            job = JobFile.read(folder.job_file)
+        except RecordError:
+            return None
+        if job.state in FINAL_STATES:
+            return job.state
+        # Its driver was ended with it, before it could say so.
+        interruption = interruption_of(folder, segment)
+        job.ended = job.ended or utc_now()
+        if interruption is not None and _held(segment):
+            job.state, job.interruption = "interrupted", interruption
+        else:
+            job.state, job.reason = "failed", "its job was started again by the scheduler while it ran"
+        job.write(folder.job_file)
         return job.state
 
     def _hopeless(self, segment: Segment) -> str | None:
         """Why this arm need not run: another one failed before its first step, and node-hours cost money."""
-        place = ExperimentFolder(self.root)
         for path in sorted((self.root / "arms").glob("*/attempt-0/job.json")):
             arm = path.parents[1].name
             if arm == segment.arm or segment.attempt:
@@ -142,7 +181,7 @@ class Driver:
                 failed = JobFile.read(path).state == "failed"
             except RecordError:
                 continue
-            other = place.attempt(arm, 0)
+            other = self.place.attempt(arm, 0)
             if failed and not any(last_step(other.metrics(rank)) for rank in range(segment.ranks)):
                 return f"not started, since arm {arm} failed before its first step"
         return None
@@ -151,28 +190,22 @@ class Driver:
         """Whether the experiment is still there; of one that was deleted under us nothing is to come back."""
         return self.spec.folder.is_dir()
 
-    def _close(
-        self, job: JobFile, outcome: Outcome, stalled: str | None, folder: AttemptFolder, segment: Segment
-    ) -> None:
+    def _close(self, job: JobFile, stalled: str | None, folder: AttemptFolder, segment: Segment) -> None:
         if not self._wanted():
             return
         job.ended = utc_now()
-        job.exit_code = outcome.exit_code
-        job.state = "done" if outcome.state == "done" else "failed"
-        job.reason, job.failed_rank = outcome.reason, outcome.failed_rank
-        job.log, job.log_tail = outcome.log, list(outcome.log_tail)
+        outcome = outcome_of(folder, segment, self.process.returncode if self.process else None, self.root)
+        told = self._why_told_to_end() if self.cancelled and outcome.state != "done" else None
         if stalled:
-            job.state, job.reason = "stalled", f"{stalled}; {_whereabouts(folder, segment)}"
-            job.failed_rank = None
-        elif self.cancelled and outcome.state != "done":
-            job.state, job.reason = self._why_told_to_end()
+            stalled = f"{stalled}; {whereabouts(folder, segment)}"
+        close_attempt(job, outcome, folder, segment, stalled=stalled, refused=self.refused, told=told)
         job.write(folder.job_file)
 
     def _write_launch(self, folder: AttemptFolder, segment: Segment) -> None:
         """launch.json: what the wrapper starts, complete but for the number of its node."""
         env = dict(segment.env)
         argv = segment.argv
-        port = _free_port()
+        port = free_port()
         if segment.launcher == "torchrun":
             script = str(self.root / "jobs" / "rank.sh")
             argv = torchrun_argv(segment, script, 0, self.nodes[0], port)
@@ -184,7 +217,7 @@ class Driver:
                 env["WORLD_SIZE"] = str(segment.ranks)
                 env["LOCAL_WORLD_SIZE"] = str(segment.ranks_per_node)
         if segment.threads:
-            env["OMP_NUM_THREADS"] = str(max(1, _cores() // segment.ranks_per_node))
+            env["OMP_NUM_THREADS"] = str(max(1, cores() // segment.ranks_per_node))
         unset = [*segment.unset, *(name for name in os.environ if name.startswith("SUBMITIT_"))]
         launch = {
             "argv": argv,
@@ -196,7 +229,7 @@ class Driver:
         }
         (folder.path / "launch.json").write_text(json.dumps(launch, indent=1) + "\n", encoding="utf-8")
 
-    def _watch(self, folder: AttemptFolder, segment: Segment) -> str | None:
+    def _watch(self, folder: AttemptFolder, segment: Segment, job: JobFile) -> str | None:
         """Starts the attempt and stays until it is gone. Why it was given up, or None."""
         wrapper = [
             segment.wrapper_python or sys.executable,
@@ -212,6 +245,7 @@ class Driver:
             for name in _STEP_VARIABLES:
                 env.pop(name, None)
         watchdog = Watchdog(self.spec.watchdog, segment.steps, time.monotonic())
+        ending = Ending(segment, folder)
         stalled = None
         # Looking at thousands of rank files takes the file system's time, so it is done less often.
         pause = max(1.0, segment.ranks / 100)
@@ -228,20 +262,47 @@ class Driver:
             while True:
                 try:
                     self.process.wait(timeout=0.2)
-                    if not self.slurm:
-                        _kill_descendants()  # what a wrapper that was killed itself could not take along
+                    self._see_it_gone()
                     return stalled
                 except subprocess.TimeoutExpired:
                     pass
+                now = time.monotonic()
+                todo = ending.look(now)
                 if self.cancelled:
-                    self._end(signal.SIGTERM)
-                elif time.monotonic() - looked >= pause:
-                    looked = time.monotonic()
+                    if not self._interrupted_by_the_scheduler(job, folder, segment):
+                        self._end(signal.SIGTERM)
+                elif todo == "end":
+                    self._end(signal.SIGKILL)
+                elif todo == "ask":
+                    self.refused = ask_the_scheduler(segment, self.job_id, self.nodes)
+                    if self.refused:
+                        self._end(signal.SIGKILL)
+                elif now - looked >= pause and not (ending.began and _held(segment)):
+                    looked = now
                     steps = {rank: last_step(folder.metrics(rank)) for rank in range(segment.ranks)}
                     # A step that is recorded while the arm is being ended does not undo that.
                     stalled = stalled or watchdog.observe(looked, steps)
                     if stalled:
                         self._end(signal.SIGKILL)
+
+    def _interrupted_by_the_scheduler(self, job: JobFile, folder: AttemptFolder, segment: Segment) -> bool:
+        """Whether it ends the ranks by plan. Written down at once: this process will be ended too, within moments."""
+        if not _held(segment):
+            return False
+        by_time = self._why_told_to_end()[0] == "failed"
+        if job.interruption is None and self._wanted():
+            job.interruption = planned_end(folder, segment, by_time=by_time)
+            if job.interruption is not None:
+                job.state, job.ended = "interrupted", utc_now()
+                job.write(folder.job_file)
+        return job.interruption is not None
+
+    def _see_it_gone(self) -> None:
+        """Waits until no process of the attempt is left: the next one may write to the same folder."""
+        if self.slurm:
+            wait_for_step(self.job_id, self.steps_started - 1)
+        else:
+            kill_descendants(TERMINATION_GRACE)  # what a wrapper that was killed itself could not take along
 
     def _end(self, number: signal.Signals) -> None:
         """Ends the running attempt; SIGTERM first gives it a moment."""
@@ -250,90 +311,15 @@ class Driver:
             step = f"{self.job_id}.{self.steps_started - 1}"
             run_quietly(["scancel", f"--signal={number.name[3:]}", step])
         else:
-            _signal_tree(self.process.pid, number)
-        try:
+            signal_tree(self.process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=TERMINATION_GRACE)
-        except subprocess.TimeoutExpired:
-            if self.slurm:
-                run_quietly(["scancel", "--signal=KILL", step])
-            _signal_tree(self.process.pid, signal.SIGKILL)
+            return
+        if self.slurm:
+            run_quietly(["scancel", "--signal=KILL", step])
+        signal_tree(self.process.pid, signal.SIGKILL)
 
 
-def _stay_with_the_family() -> None:
-    """On one machine: end with the controller that started us, and adopt ranks whose wrapper died.
-
-    Slurm does both for a job; here a process that is killed would leave its children running on.
-    """
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _kill_descendants() -> None:
-    family = psutil.Process().children(recursive=True)
-    for process in family:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(family, timeout=TERMINATION_GRACE)  # they are ours by now, and ours to collect
-
-
-def _signal_tree(pid: int, number: signal.Signals) -> None:
-    """Signals a process and all its descendants; ranks sit in sessions of their own, so a group is not enough."""
-    try:
-        root = psutil.Process(pid)
-        family = [*root.children(recursive=True), root] if number == signal.SIGKILL else [root]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        try:
-            process.send_signal(number)
-        except psutil.Error:
-            continue
-
-
-def _whereabouts(folder: AttemptFolder, segment: Segment) -> str:
-    """Which ranks were where: `last step 11 on every rank; rank 1 in forward, 1 other in backward`."""
-    steps = {rank: last_step(folder.metrics(rank)) for rank in range(segment.ranks)}
-    low, high = min(steps.values()), max(steps.values())
-    if low == high:
-        text = f"last step {low} on every rank"
-    else:
-        behind = [rank for rank, step in steps.items() if step == low]
-        text = f"last step {low} on rank {_few(behind)}, up to {high} elsewhere"
-    phases: dict[str, list[int]] = {}
-    for rank in steps:
-        try:
-            words = folder.progress(rank).read_text(encoding="utf-8", errors="replace").split()
-        except OSError:
-            continue
-        if len(words) >= 2:
-            phases.setdefault(words[1], []).append(rank)
-    if phases:
-        text += "; now " + ", ".join(
-            f"rank {_few(ranks)} in {phase}" for phase, ranks in sorted(phases.items(), key=lambda item: len(item[1]))
-        )
-    return text
-
-
-def _few(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:6]))
-    return shown if len(ranks) <= 6 else f"{shown} and {len(ranks) - 6} more"
-
-
-def _nodes() -> list[str]:
-    nodelist = os.environ.get("SLURM_JOB_NODELIST")
-    if not nodelist:
-        return [socket.gethostname()]
-    return expand_nodes(nodelist) or [nodelist]
-
-
-def _cores() -> int:
-    """Cores of this node that the job may use."""
-    on_node = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return int(on_node) if on_node.isdigit() else len(os.sched_getaffinity(0))
-
-
-def _free_port() -> int:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _held(segment: Segment) -> bool:
+    """Whether it is the scheduler that interrupts this attempt."""
+    return segment.interrupt is not None and segment.interrupt["kind"] in HELD_KINDS

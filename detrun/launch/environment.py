@@ -33,12 +33,14 @@ def arm_environment(
     asked: Mapping[str, str],
     inherited: Mapping[str, str],
     local_threads: int | None,
+    state_at: str | None = None,
 ) -> ArmEnvironment:
     """The variables of one arm's ranks.
 
     asked: the recipe's and the arm's own variables, which win over everything here. inherited: the
     environment the job starts from, as far as it is known; a value found there is left alone by the
-    deterministic settings. local_threads: cores / ranks where that is known before the job runs.
+    deterministic settings. local_threads: cores / ranks where that is known before the job runs. state_at: steps at
+    which state is captured, None where nobody will ask for it.
     """
     pinned: dict[str, str] = {}
     env: dict[str, str] = {}
@@ -66,4 +68,6 @@ def arm_environment(
         DETRUN_STATE_EVERY=str(state_every),
         DETRUN_DETERMINISM=determinism,
     )
+    if state_at is not None:
+        env["DETRUN_STATE_AT"] = state_at
     return ArmEnvironment(env, pinned, threads)

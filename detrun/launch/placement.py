@@ -53,6 +53,20 @@ def _scontrol(*arguments: str) -> bool:
     return False
 
 
+def start_now(job_id: str) -> None:
+    """A requeued job waits about two minutes before Slurm considers it again; a courtesy, and nothing depends on it."""
+    run_quietly(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+
+
+def ask(argv: Sequence[str]) -> str | None:
+    """What a Slurm command printed; None if it did not answer."""
+    try:
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
 def run_quietly(argv: Sequence[str]) -> bool:
     """Whether a Slurm command did what it was told; one that is missing or does not answer did not."""
     try:

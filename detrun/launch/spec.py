@@ -16,6 +16,12 @@ from detrun.errors import RecordError
 from detrun.records.files import check_version, one_line, read_object
 
 SPEC_VERSION = 1
+
+CHECKPOINT = "@CHECKPOINT@"
+"""Stands in argv for the checkpoint, which is found right before the attempt starts."""
+
+HELD_KINDS = frozenset({"requeue", "node-failure", "timeout"})
+"""Interruptions that the scheduler makes: the ranks only wait for them at the boundary."""
 _ARM = re.compile(r"[a-z]{1,4}")
 
 
@@ -36,10 +42,15 @@ class WatchdogLimits:
 class Segment:
     """One attempt of one arm: what every rank runs, where, and with which environment.
 
-    argv is the program as one rank runs it. env is added to the job's own environment; unset names
-    variables removed from it; prepend puts a folder before a path variable's value, whatever that is on
-    the node. srun holds further arguments of the step (container, raw options). threads: the number of
-    OpenMP threads is to be cores / ranks, counted where the job runs.
+    argv is the program as one rank runs it; CHECKPOINT in it is replaced when the attempt starts. env is added to the
+    job's own environment; unset names variables removed from it; prepend puts a folder before a path variable's value,
+    whatever that is on the node. srun holds further arguments of the step (container, raw options). threads: the number
+    of OpenMP threads is to be cores / ranks, counted where the job runs.
+
+    interrupt: how this attempt is to be ended, as in DETRUN_INTERRUPT, but that its kind may be one of HELD_KINDS; with
+    `command` (of a node failure; @NODE@ and @JOB@ stand for the node's name and the job's id) and `node` (its index).
+    checkpoints: `directory` and `pattern` of what this arm saves. continues: the arm whose interrupted attempt a later
+    attempt goes on from; None for its own.
     """
 
     arm: str
@@ -56,6 +67,14 @@ class Segment:
     wrapper_python: str | None = None
     prepend: dict[str, str] = field(default_factory=dict)
     threads: bool = False
+    interrupt: dict[str, Any] | None = None
+    checkpoints: dict[str, str | None] | None = None
+    continues: str | None = None
+
+    @property
+    def given_a_checkpoint(self) -> bool:
+        """Whether the program is told where to resume; else it looks in its own folder."""
+        return any(CHECKPOINT in text for text in self.argv)
 
     @property
     def ranks(self) -> int:
@@ -72,7 +91,8 @@ class JobSpec:
     """One job: its segments run one after the other in the same allocation.
 
     follower is the job (if any) whose nodes are settled when this one has its own: placement `pinned`
-    gives it the same nodes, `disjoint` others. minutes: the job's time limit, 0 for none.
+    gives it the same nodes, `disjoint` others. minutes: the job's time limit, 0 for none. reference: the attempt folder
+    of the uninterrupted arm, which may be another experiment's.
     """
 
     job: str
@@ -83,6 +103,7 @@ class JobSpec:
     watchdog: WatchdogLimits
     follower: str | None = None
     minutes: int = 0
+    reference: str | None = None
     schema_version: int = SPEC_VERSION
 
     @property
@@ -108,6 +129,10 @@ class JobSpec:
             raise RecordError(f"is not a valid job specification ({one_line(str(error))})", where=str(path)) from None
         for segment in segments:
             counts = (segment.attempt, segment.nodes, segment.ranks_per_node, segment.steps)
-            if not _ARM.fullmatch(str(segment.arm)) or not all(type(count) is int and count >= 0 for count in counts):
+            arms = (segment.arm, segment.arm if segment.continues is None else segment.continues)
+            named = all(_ARM.fullmatch(str(arm)) for arm in arms)
+            if not named or not all(type(count) is int and count >= 0 for count in counts):
                 raise RecordError("is not a valid job specification (arm, attempt, nodes or ranks)", where=str(path))
+            if not all(part is None or isinstance(part, dict) for part in (segment.interrupt, segment.checkpoints)):
+                raise RecordError("is not a valid job specification (interrupt or checkpoints)", where=str(path))
         return spec

@@ -137,8 +137,8 @@ def slurm_parameters(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any
     """
     first = spec.segments[0]
     options: dict[str, Any] = {
-        # A requeued arm would start again in a folder that already holds records.
-        "no-requeue": True,
+        # A requeued arm would start again in a folder that already holds records, unless that is what is asked for.
+        "requeue" if request.get("requeue") else "no-requeue": True,
         # submitit always asks for a signal before the time limit, and USR2 would kill torchrun's agents;
         # this one reaches the batch shell alone and does nothing there.
         "signal": "B:CONT@60",

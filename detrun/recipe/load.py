@@ -67,6 +67,12 @@ class LoadedRecipe:
         given = self.recipe.archive
         return None if given is None else self._folder("archive", Path.cwd(), given)
 
+    def interrupt_key(self, index: int) -> str:
+        """The dotted key of an interruption, as the file has it: one of its own, or an item of a list."""
+        data = self.document.data
+        single = isinstance(data, dict) and isinstance(data.get("interrupt"), dict)
+        return "interrupt" if single else f"interrupt.{index}"
+
     def _folder(self, key: str, start: Path, text: str) -> Path:
         try:
             return (start / Path(text).expanduser()).resolve()
@@ -136,14 +142,19 @@ def check_supported(loaded: LoadedRecipe) -> None:
 def check_interrupts(loaded: LoadedRecipe) -> None:
     """Hold `interrupt` against steps and ranks, which --set may have changed. Raises RecipeError."""
     recipe = loaded.recipe
-    single = isinstance(loaded.document.data, dict) and isinstance(loaded.document.data.get("interrupt"), dict)
     for index, interrupt in enumerate(recipe.interrupt):
-        key = "interrupt" if single else f"interrupt.{index}"
-        if interrupt.at_step is not None and interrupt.at_step >= recipe.steps:
+        key = loaded.interrupt_key(index)
+        if interrupt.at_step is not None and interrupt.at_step > recipe.steps:
             raise loaded.error(
                 f"{key}.at_step",
-                f"{key}.at_step: {interrupt.at_step} is not before the last step (steps is {recipe.steps})",
-                "nothing would be left to resume: choose an earlier step.",
+                f"{key}.at_step: {interrupt.at_step} is after the last step (steps is {recipe.steps})",
+                "it would never happen: choose an earlier step.",
+            )
+        if interrupt.at_step == recipe.steps and interrupt.moment in ("after-save", "accumulation"):
+            raise loaded.error(
+                f"{key}.at_step",
+                f"{key}.at_step: {interrupt.at_step} is the last step, and moment {interrupt.moment} is in the next one",
+                "choose an earlier step, or moment: end.",
             )
         ranks = () if interrupt.ranks == "all" else interrupt.ranks
         for rank in (ranks,) if isinstance(ranks, int) else ranks:
@@ -153,6 +164,12 @@ def check_interrupts(loaded: LoadedRecipe) -> None:
                     f"{key}.ranks: there is no rank {rank} (ranks are 0 to {recipe.total_ranks - 1})",
                     "launch.nodes × launch.ranks_per_node is the number of ranks.",
                 )
+        if interrupt.node is not None and interrupt.node >= recipe.launch.nodes:
+            raise loaded.error(
+                f"{key}.node",
+                f"{key}.node: there is no node {interrupt.node} (nodes are 0 to {recipe.launch.nodes - 1})",
+                "launch.nodes is the number of nodes.",
+            )
 
 
 def _parsed(key: str) -> Key:
@@ -179,6 +196,8 @@ def _placeholder_problems(data: Any) -> Iterator[Problem]:
             del allowed["checkpoint"]
         if not saves:
             del allowed["save_every"]
+        if pattern[0] == "interrupt":
+            allowed.update(node="the name of the node that is to fail", job="the job's id")
         for key, text in _texts(data, pattern, ()):
             fault = check(text, allowed)
             if fault:

@@ -38,6 +38,7 @@ Pin = Literal["default", "none"]
 Placement = Literal["pinned", "allocation", "parallel", "disjoint"]
 Source = Literal["recorder", "tensorboard", "jsonl", "csv", "wandb", "log"]
 InterruptKind = Literal["stop", "signal", "kill", "kill-during-save", "requeue", "node-failure", "timeout"]
+InterruptMoment = Literal["end", "before-save", "after-save", "accumulation", "epoch"]
 SignalName = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 
 Count = Annotated[int, Strict(), Field(ge=1)]
@@ -140,9 +141,11 @@ class Checkpoint(Section):
         "number in the name is taken.",
     )
     save_every: Count | None = Field(
-        default=None, description="Save every so many steps; reaches the program through {save_every}."
+        default=None,
+        description="How often the program saves, in steps; reaches it through {save_every}. Without it nothing is "
+        "known of its schedule.",
     )
-    save_args: Args = Field(default=(), description="Appended to the command of an arm that saves.")
+    save_args: Args = Field(default=(), description="Appended to the command of every arm that saves.")
     resume_args: Args = Field(
         default=(),
         description="Appended to the command of every later attempt; {checkpoint} is the checkpoint to resume from.",
@@ -158,13 +161,28 @@ class Interrupt(Section):
         "kill-during-save, requeue, node-failure, timeout (the scheduler's time limit)."
     )
     at_step: Count | None = Field(
-        default=None, description="The step at whose end it happens. Every kind but timeout needs it."
+        default=None,
+        description="The step at whose end it happens; of kill-during-save, the first step whose save may be hit. Every "
+        "kind but timeout needs it.",
+    )
+    moment: InterruptMoment = Field(
+        default="end",
+        description="end (the optimizer has stepped, nothing is saved yet), before-save (the next save begins), "
+        "after-save (the next step begins), accumulation (one micro-batch of the next step is done), or epoch (the "
+        "next time that the data loader is exhausted).",
     )
     ranks: Ranks = Field(default="all", description="Which ranks are hit: all, one rank, or a list of ranks.")
+    node: CountOrZero | None = Field(
+        default=None, description="All ranks of this node (0 is the first) in place of `ranks`."
+    )
     signal: SignalName = Field(default="TERM", description="The signal that kind signal sends.")
     command: Args = Field(
         default=(),
-        description="What makes a node fail, for kind node-failure: a command that an administrator may run.",
+        description="What makes a node fail, for kind node-failure: a command that an administrator may run; {node} is "
+        "the node's name, {job} the job's id.",
+    )
+    minutes: Count | None = Field(
+        default=None, description="For kind timeout: the time limit of the job that is to run into it; 1 if not given."
     )
 
     @model_validator(mode="after")
@@ -181,6 +199,18 @@ class Interrupt(Section):
                 f"command is for kind node-failure, and this is kind {self.kind}",
                 hint="leave command out, or write kind: node-failure.",
             )
+        if self.minutes is not None and self.kind != "timeout":
+            raise refuse(
+                f"minutes is for kind timeout, and this is kind {self.kind}",
+                hint="leave minutes out, or write kind: timeout.",
+            )
+        if self.moment != "end" and self.kind == "kill-during-save":
+            raise refuse(
+                f"kind kill-during-save has a moment of its own, and moment is {self.moment}",
+                hint="leave moment out, or write kind: kill.",
+            )
+        if self.node is not None and self.ranks != "all":
+            raise refuse("node and ranks are both given", hint="node: all ranks of one node; ranks: these. Keep one.")
         return self
 
 

@@ -22,7 +22,10 @@ ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 TIME_PATTERN = r"^([0-9]+|([0-9]+-)?[0-9]{1,2}:[0-5]?[0-9]:[0-5]?[0-9])$"
 
 # Set by detrun for every rank; a recipe that sets them too would have the recorder write to the wrong place.
-_OWN_NAMES = ("ATTEMPT_DIR", "ARM", "ATTEMPT", "SEED", "STEPS", "STEPS_DONE", "STATE_EVERY", "DETERMINISM", "LOG_DIR")
+_OWN_NAMES = (
+    *("ATTEMPT_DIR", "ARM", "ATTEMPT", "SEED", "STEPS", "STEPS_DONE", "MICROBATCHES_DONE", "STATE_EVERY", "STATE_AT"),
+    *("DETERMINISM", "LOG_DIR", "INTERRUPT", "SABOTAGE"),
+)
 OWN_ENV = frozenset(f"DETRUN_{name}" for name in _OWN_NAMES)
 # sbatch options that have a key of their own, and options without which detrun could not follow its jobs.
 OPTION_KEYS = {

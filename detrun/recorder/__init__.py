@@ -25,12 +25,14 @@ def start() -> Session | None:
     if _session is None:
         try:
             import detrun
+            from detrun.recorder.interrupt import Interruption
             from detrun.recorder.session import Session, Settings
 
             settings = Settings.from_environment(os.environ)
             if settings is None:
                 return None
             _session = Session(settings)
+            _session.interruption = Interruption.from_environment(os.environ, _session)
             detrun._sink = _session.record
         except Exception:  # noqa: BLE001 - the program's run is worth more than its record
             report_failure()

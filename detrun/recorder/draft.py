@@ -25,7 +25,8 @@ class Draft:
     counts where nothing else is a loss. `clip_norms`: what each clipping returned. `own_norms`: for each optimizer
     whose gradients nobody clipped, the norms of its gradients, one a device. `named`: what the program recorded
     itself, as (name, source, value). `resting_batches`: what modules in evaluation mode were given; they count where no
-    module in training mode was given anything.
+    module in training mode was given anything. `backwards`: outermost backward passes; `first_microbatch`: how many
+    micro-batches of this step an earlier attempt took, so that only a part of it is here.
     """
 
     losses: list[Scalar] = field(default_factory=list)
@@ -40,10 +41,16 @@ class Draft:
     rng: str | None = None
     overflows: list[Scalar] = field(default_factory=list)
     skipped: bool = False
+    backwards: int = 0
+    first_microbatch: int = 0
 
     def begun(self) -> bool:
         """Has anything of this step happened?"""
         return bool(self.losses or self.batches or self.named)
+
+    def microbatches_done(self) -> int:
+        """Micro-batches of this step so far, those of earlier attempts included."""
+        return self.first_microbatch + (self.backwards or len(self.grad_losses))
 
     def absorb(self, later: Draft) -> None:
         """Add what turned out to belong to the same step. The later end of the step is the step's end."""
@@ -52,6 +59,7 @@ class Draft:
         self.end_state = later.end_state or self.end_state
         self.rng = later.rng or self.rng
         self.skipped = self.skipped or later.skipped
+        self.backwards += later.backwards
 
     def waits_for(self) -> list[Waiting]:
         scalars = [*(self.losses or self.grad_losses), *self.clip_norms, *self.own_norms, *self.overflows]
@@ -75,14 +83,21 @@ class Draft:
             step=step,
             metrics=list(self.metrics()),
             microbatches=len(self.losses or self.grad_losses) or len(batches) or None,
-            batch=_together(batches) if batches else None,
+            # Of a part of a step, neither its batch nor its loss is that of the step.
+            batch=_together(batches) if batches and not self.first_microbatch else None,
             state=state,
             rng=self.rng if with_state else None,
             skipped=self.skipped or overflowed,
+            first_microbatch=self.first_microbatch,
         )
 
     def metrics(self) -> Iterator[MetricValue]:
-        yield from _series("loss", "backward", self.losses or self.grad_losses, mean=True)
+        losses = self.losses or self.grad_losses
+        if self.first_microbatch:
+            for index, loss in enumerate(losses, self.first_microbatch):
+                yield _metric(f"loss[{index}]", "backward", loss)
+        else:
+            yield from _series("loss", "backward", losses, mean=True)
         yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
         if len(self.own_norms) == 1:
             yield _metric("grad_norm", "recorder", self.own_norms[0])

@@ -8,8 +8,21 @@ from pathlib import Path
 PACKAGES = ("recorder", "fingerprint", "determinism")
 """Exported whole."""
 
-MODULES = ("__init__.py", "records/__init__.py", "records/metrics_writer.py")
+MODULES = (
+    "__init__.py", "rng.py", "records/__init__.py", "records/metrics_writer.py", "records/state_row.py",
+    "records/state_writer.py",
+)  # fmt: skip
 """Exported of the rest: what the recorder imports."""
+
+
+def exported_files() -> list[tuple[Path, str]]:
+    """What is exported: each file, and its place below the folder."""
+    package = Path(__file__).resolve().parents[1]
+    sources = [package / name for name in MODULES]
+    for name in PACKAGES:
+        sources += sorted((package / name).rglob("*.py"))
+    files = [(source, f"detrun/{source.relative_to(package).as_posix()}") for source in sources]
+    return [*files, (package / "recorder" / "inject" / "sitecustomize.py", "sitecustomize.py")]
 
 
 def export_recorder(folder: Path) -> None:
@@ -17,13 +30,7 @@ def export_recorder(folder: Path) -> None:
 
     The folder is made if need be; files of an earlier export are overwritten. Raises OSError.
     """
-    package = Path(__file__).resolve().parents[1]
-    target = folder / "detrun"
-    sources = [package / name for name in MODULES]
-    for name in PACKAGES:
-        sources += sorted((package / name).rglob("*.py"))
-    for source in sources:
-        copy = target / source.relative_to(package)
+    for source, name in exported_files():
+        copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
-    shutil.copyfile(package / "recorder" / "inject" / "sitecustomize.py", folder / "sitecustomize.py")

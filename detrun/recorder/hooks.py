@@ -17,11 +17,13 @@ import torch
 import torch.amp
 import torch.autograd
 import torch.nn.utils
+import torch.optim.lr_scheduler
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from detrun.recorder import saves
 from detrun.recorder.observer import Observer
 from detrun.recorder.session import Session
 
@@ -50,6 +52,8 @@ def install(session: Session, observer: Observer) -> None:
     _hook_clipping(session, observer)
     _hook_optimizers(session, observer, flags)
     _hook_scaler(session, observer)
+    _hook_schedulers(session, observer)
+    saves.install(session, observer)
     _hook_exit(session)
 
 
@@ -69,6 +73,8 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
             flags.forward = True
             try:
                 run(begins, self, args, kwargs)
+                if session.interruption is not None:
+                    session.interrupt("forward_begins", *session.position())
                 return original(self, *args, **kwargs)
             finally:
                 flags.forward = False
@@ -119,13 +125,17 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        if not flags.backward:
+        outermost = not flags.backward
+        if outermost:
             run(begins, args[0] if args else kwargs.get("tensors"))
         flags.backward += 1
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             flags.backward -= 1
+        if outermost and session.interruption is not None:
+            session.interrupt("backward_ends", session.backwards)
+        return result
 
     @functools.wraps(original_grad)
     def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,11 +199,13 @@ def _hook_optimizers(session: Session, observer: Observer, flags: _Flags) -> Non
         flags.optimizer += 1
         if flags.optimizer == 1:
             run(observer.optimizer_begins, optimizer, _closure(args, kwargs))
+            session.interrupt_closed()
 
     def ends(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         flags.optimizer -= 1
         if flags.optimizer == 0:
             run(observer.optimizer_ends, optimizer, _closure(args, kwargs))
+            session.interrupt_closed()
 
     # Inside a compiled function these two are calls that the compiler leaves to Python. torch's own optimizers break
     # the graph at the head of `step` anyway; where nothing else breaks it, neither may the recorder.
@@ -223,6 +235,7 @@ def _hook_scaler(session: Session, observer: Observer) -> None:
     original_step: Callable[..., Any] = scaler.step
     original_scale: Callable[..., Any] = scaler.scale
     run = session.run
+    _tell_constructed(scaler, observer.capture.scalers.add, session)
 
     @functools.wraps(original_step)
     def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -230,6 +243,7 @@ def _hook_scaler(session: Session, observer: Observer) -> None:
         result = original_step(self, optimizer, *args, **kwargs)
         if observer.optimizer_calls == calls and self.is_enabled() and isinstance(optimizer, Optimizer):
             run(observer.skipped, optimizer)
+            session.interrupt_closed()
         return result
 
     @functools.wraps(original_scale)
@@ -243,6 +257,28 @@ def _hook_scaler(session: Session, observer: Observer) -> None:
         _never_compile(hook, inner_too=False)
     scaler.step = step  # type: ignore[method-assign]
     scaler.scale = scale  # type: ignore[method-assign]
+
+
+def _hook_schedulers(session: Session, observer: Observer) -> None:
+    """Every scheduler class of torch's that has a constructor of its own: not all call that of their base."""
+    base = torch.optim.lr_scheduler.LRScheduler
+    known = observer.capture.schedulers
+    for kind in vars(torch.optim.lr_scheduler).values():
+        if isinstance(kind, type) and issubclass(kind, base) and "__init__" in vars(kind):
+            _tell_constructed(kind, known.add, session)
+
+
+def _tell_constructed(kind: type, tell: Callable[[Any], None], session: Session) -> None:
+    original: Callable[..., None] = vars(kind)["__init__"]
+    run = session.run
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        run(tell, self)
+
+    _never_compile(init, inner_too=False)
+    kind.__init__ = init  # type: ignore[misc]
 
 
 def _hook_exit(session: Session) -> None:

@@ -6,6 +6,7 @@ the call in which it saw it.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from detrun.recorder.batch import batch_digest
+from detrun.recorder.capture import Capture
 from detrun.recorder.draft import Digest, Draft
 from detrun.recorder.norm import gradient_norm
 from detrun.recorder.optimizers import Optimizers, owns_any, parameters_of
@@ -40,6 +42,9 @@ class Observer:
         self._environment_due = True
         self._fresh = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
+        self._sabotage_due = True
+        self.capture = Capture(session, self.optimizers, self._live_roots)
+        session.before_drain = self.capture.finish
 
     # Forward and backward
 
@@ -52,7 +57,12 @@ class Observer:
             session.initial_rng = session.streams.digests()
         self.add_root(root)
         session.show("forward")
-        session.draft.batches.append(batch_digest(args, kwargs))
+        if self._sabotage_due and session.sabotage is not None:
+            self._sabotage_due = False
+            session.sabotage.first_forward(sys._getframe(1))
+        batch = batch_digest(args, kwargs)
+        session.draft.batches.append(batch)
+        self.capture.forward_begins(sys._getframe(1), batch)
 
     def resting_forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The same in evaluation mode: what it was given is the batch of a step that has no other."""
@@ -64,6 +74,10 @@ class Observer:
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
+
+    def has_roots(self) -> bool:
+        """Was a root module called?"""
+        return bool(self._roots)
 
     def scaled(self, outputs: Tensor, result: Tensor) -> None:
         """A gradient scaler multiplied a loss: the loss is what was there before."""
@@ -80,6 +94,11 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         session.show("backward")
+        draft = session.draft
+        resting = draft.resting_batches[-1] if draft.resting_batches else None
+        self.capture.backward_begins(sys._getframe(1), resting, forward_seen=bool(draft.batches))
+        session.backwards += 1
+        session.draft.backwards += 1
         self._fresh = True
         # Gradients that were looked at before a clipping are not the ones that will be used.
         self._before_clip.clear()
@@ -138,6 +157,11 @@ class Observer:
         if value is not None:
             self.session.draft.clip_norms.append(value)
 
+    def save_begins(self) -> None:
+        """An outermost save to a file begins."""
+        if not self._capturing():
+            self.capture.save_begins(sys._getframe(1))
+
     # Optimizers
 
     def constructed(self, optimizer: Optimizer) -> None:
@@ -171,6 +195,7 @@ class Observer:
         if isinstance(overflow, Tensor):
             session.draft.overflows.append(Scalar("float32", None, read(overflow.detach().float())))
         if not callable(closure):
+            self.capture.optimizer_steps()
             self._take_gradients(serial, optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer, closure: object) -> None:
@@ -179,6 +204,7 @@ class Observer:
             return
         serial = self.optimizers.serial(optimizer)
         if callable(closure):
+            self.capture.optimizer_steps()
             self._take_gradients(serial, optimizer)
         self._ends(serial, optimizer)
 

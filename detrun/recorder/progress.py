@@ -40,10 +40,11 @@ def write_atomically(path: Path, document: object) -> None:
 
 
 class Cost:
-    """CPU seconds spent in the recorder, by purpose: `metrics`, `state` (digests), `other` (environment, files)."""
+    """CPU seconds spent in the recorder, by purpose: `metrics`, `state` (digests of every step), `capture` (state
+    files at boundaries), `other` (environment, files)."""
 
     def __init__(self) -> None:
-        self.cpu_seconds = {"metrics": 0.0, "state": 0.0, "other": 0.0}
+        self.cpu_seconds = {"metrics": 0.0, "state": 0.0, "capture": 0.0, "other": 0.0}
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> bool:

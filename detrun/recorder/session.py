@@ -12,21 +12,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import detrun
 from detrun.recorder import environment
 from detrun.recorder.draft import Digest, Draft
-from detrun.recorder.pending import Outbox, Scalar, scalar_from
+from detrun.recorder.pending import Outbox, Scalar, Waiting, scalar_from
 from detrun.recorder.progress import Cost, Progress, write_atomically
 from detrun.recorder.rng import RngStreams
 from detrun.recorder.steps import Numbering
 from detrun.records.metrics_writer import MetricsWriter, MetricValue, RankTaken, encode, encode_supplement
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from torch import nn
 
 _COST_EVERY = 100
@@ -42,6 +44,12 @@ class Settings:
     determinism: str = "none"
     steps_done: int | None = 0
     """Steps that earlier attempts of this arm took (DETRUN_STEPS_DONE); None if nobody said."""
+    microbatches_done: int = 0
+    """Micro-batches of the first step that an earlier attempt took (DETRUN_MICROBATCHES_DONE)."""
+    state_at: frozenset[int] | None = frozenset()
+    """Steps after which state is captured even where no save is seen (DETRUN_STATE_AT); None: it never is."""
+    state_bytes: int = 64 << 20
+    """Bytes of tensors kept at a boundary (DETRUN_STATE_BYTES)."""
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> Settings | None:
@@ -57,7 +65,36 @@ class Settings:
             state_every=int(env.get("DETRUN_STATE_EVERY") or 1),
             determinism=env.get("DETRUN_DETERMINISM") or "none",
             steps_done=int(done) if done else (0 if attempt == 0 else None),
+            microbatches_done=int(env.get("DETRUN_MICROBATCHES_DONE") or 0),
+            state_at=_steps(env.get("DETRUN_STATE_AT") or ""),
+            state_bytes=int(env.get("DETRUN_STATE_BYTES") or 64 << 20),
         )
+
+
+def _steps(text: str) -> frozenset[int] | None:
+    if text.strip() == "none":
+        return None
+    return frozenset(int(step) for step in text.split(",") if step.strip())
+
+
+class Interruption(Protocol):
+    """What may end this process at a planned moment. Its methods may raise SystemExit or not return."""
+
+    def step_closed(self, step: int) -> None: ...
+
+    def forward_begins(self, step: int, microbatch: int) -> None: ...
+
+    def save_begins(self, path: str | None) -> None: ...
+
+    def save_ends(self, path: str | None) -> None: ...
+
+    def backward_ends(self, total_microbatches: int) -> None: ...
+
+
+class Sabotage(Protocol):
+    """What changes a piece of state once, in an arm that tests whether detrun would notice."""
+
+    def first_forward(self, frame: FrameType) -> None: ...
 
 
 class Session:
@@ -72,7 +109,13 @@ class Session:
         self.attempt = Path(settings.attempt_dir)
         self.numbering = Numbering(settings.attempt, settings.steps_done)
         self.closed = self.numbering.first() - 1
-        self.draft = Draft()
+        self.draft = Draft(first_microbatch=settings.microbatches_done)
+        self.backwards = 0
+        self.interruption: Interruption | None = None
+        self.sabotage: Sabotage | None = None
+        self._told = self.closed
+        self.before_drain: Callable[[], None] | None = None
+        self._when_claimed: list[Callable[[], None]] = []
         self.held: Draft | None = None
         self.tail: Draft | None = None
         self.has_optimizers = False
@@ -110,6 +153,18 @@ class Session:
         finally:
             self.cost.cpu_seconds["metrics"] += time.thread_time() - started - self._nested
 
+    def interrupt(self, event: str, *args: object) -> None:
+        """Tell the planned interruption, if there is one, what just happened. Called by the hooks outside of `run`: it
+        may end the process here."""
+        if self.interruption is not None and not self.off:
+            getattr(self.interruption, event)(*args)
+
+    def interrupt_closed(self) -> None:
+        """The same for steps that have closed since it was last told."""
+        if self._told < self.closed:
+            self._told = self.closed
+            self.interrupt("step_closed", self.closed)
+
     def charge(self, purpose: str, started: float) -> None:
         """Count thread time since `started` for `purpose` instead of for the metrics."""
         spent = time.thread_time() - started
@@ -119,6 +174,10 @@ class Session:
     def warn(self, text: str) -> None:
         self.cost.warn(text)
 
+    def is_rank(self) -> bool:
+        """Whether this process writes the records of a rank, and is no helper of one."""
+        return self._open()
+
     def record(self, step: int, metrics: dict[str, object]) -> None:
         """`detrun.record`."""
         self.run(self._record, step, metrics)
@@ -126,6 +185,10 @@ class Session:
     def next_step(self) -> int:
         """The number of the step that `draft` gathers."""
         return self.closed + (1 if self.held is None else 2)
+
+    def position(self) -> tuple[int, int]:
+        """(steps that are complete, micro-batches done of the next one). A step that is held counts as complete."""
+        return self.next_step() - 1, self.draft.microbatches_done()
 
     def state_due(self, step: int) -> bool:
         every = self.settings.state_every
@@ -165,6 +228,34 @@ class Session:
             self._write_cost()
             self.charge("other", started)
 
+    def rank(self) -> int:
+        """The global rank."""
+        return self._rank if self._writer is not None else environment.current_rank()
+
+    def when_claimed(self, action: Callable[[], None]) -> None:
+        """Write something of this rank as soon as this process is known to be the one that trains as it; never, if it
+        turns out to be none. What `action` raises is kept as a warning."""
+
+        def guarded() -> None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
+                self.warn(f"not written: {type(error).__name__}: {error}")
+
+        if self._writer is None:
+            self._when_claimed.append(guarded)
+        elif not self.off:
+            guarded()
+
+    def write_later(self, waits_for: Sequence[Waiting], write: Callable[[], None]) -> None:
+        """Call `write` once all it waits for is there, in the order of the lines."""
+
+        def encode() -> bytes:
+            self.when_claimed(write)
+            return b""
+
+        self.when_claimed(lambda: self._outbox.put(self.closed, waits_for, encode))
+
     def join_tail(self) -> None:
         """The tail belongs to the held step."""
         if self.held is not None and self.tail is not None:
@@ -175,8 +266,11 @@ class Session:
         """Write all that is known, waiting for devices if need be: the process is about to end or to be killed."""
         with self.lock:
             if not self.off:
+                self._finish_boundaries()
                 self.join_tail()
                 self.close_held()
+                if self._when_claimed and self.draft.backwards:
+                    self._open()
                 if self.draft.named and self._open():
                     named, self.draft.named = self.draft.named, []
                     step = self.next_step()
@@ -188,6 +282,7 @@ class Session:
         if self.off or self._writer is None or not self.lock.acquire(timeout=0.2):
             return
         try:
+            self._finish_boundaries()
             self.join_tail()
             self.close_held()
             self._outbox.flush(0)
@@ -195,6 +290,13 @@ class Session:
             self.warn(f"leave: {type(error).__name__}: {error}")
         finally:
             self.lock.release()
+
+    def _finish_boundaries(self) -> None:
+        if self.before_drain is not None:
+            try:
+                self.before_drain()
+            except Exception as error:  # noqa: BLE001 - the lines of the steps are still to be written
+                self.warn(f"drain: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
         """At the end of the process; more than one call does no harm."""
@@ -293,6 +395,9 @@ class Session:
             return False
         if "multiprocessing" in sys.modules:
             _finish_with_child(self.finish)
+        actions, self._when_claimed = self._when_claimed, []
+        for action in actions:
+            action()
         return True
 
     def _may_record(self) -> bool:
@@ -335,6 +440,7 @@ class Session:
     def _forked(self) -> None:
         self.lock = threading.RLock()  # a thread that held it exists in the parent alone
         self.streams.forked()
+        self._when_claimed.clear()
         if self._writer is not None or self._child_of_recorded:
             self._child_of_recorded = True
             self.off = True

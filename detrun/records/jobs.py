@@ -22,7 +22,8 @@ MAX_RANKS = 1_000_000
 """More than any machine has; each is a file to look for."""
 
 Role = Literal["reference", "repeat", "interrupted", "control"]
-JobState = Literal["pending", "running", "done", "failed", "stalled", "cancelled", "lost"]
+JobState = Literal["pending", "running", "done", "interrupted", "failed", "stalled", "cancelled", "lost"]
+FINAL_STATES = frozenset({"done", "interrupted", "failed", "stalled", "cancelled", "lost"})
 
 
 class Document(BaseModel):
@@ -65,23 +66,35 @@ class Declared(BaseModel):
 
 
 class ArmPlan(BaseModel):
-    """One arm as it was asked for."""
+    """One arm as it was asked for. purpose: what a control arm is there for, such as `observer`, `self-test:rng`."""
 
     model_config = ConfigDict(extra="allow")
 
     id: str = Field(pattern=r"^[a-z]{1,4}$")
     role: Role
     declared: Declared = Field(default_factory=Declared)
+    purpose: str | None = None
+
+
+class Reference(BaseModel):
+    """An arm of an earlier experiment that stands in for this one's: path is that experiment's folder."""
+
+    model_config = ConfigDict(extra="allow")
+
+    experiment: str
+    path: str
+    arm: str
 
 
 class Code(BaseModel):
-    """The state of the program's repository when the experiment was created."""
+    """The state of the program's repository when the experiment was created, and digests of its files by path."""
 
     model_config = ConfigDict(extra="allow")
 
     commit: str | None = None
     dirty: bool = False
     diff: str | None = None
+    program: dict[str, str] = Field(default_factory=dict)
 
 
 class ExperimentFile(Document):
@@ -106,6 +119,8 @@ class ExperimentFile(Document):
     determinism: str = "strict"
     versions: dict[str, str | None] = Field(default_factory=dict)
     code: Code = Field(default_factory=Code)
+    reference: Reference | None = None
+    interrupts: list[dict[str, Any]] = Field(default_factory=list)
 
     @field_validator("arms")
     @classmethod
@@ -144,6 +159,44 @@ class MetricRules(BaseModel):
     state_every: int = Field(default=1, ge=0)
 
 
+class Interruption(BaseModel):
+    """Why an attempt ended by plan: after `microbatch` micro-batches of step `step + 1`, on these ranks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+    step: int | None = None
+    microbatch: int = 0
+    ranks: list[int] = Field(default_factory=list)
+    moment: str = "end"
+    planned: bool = True
+    detail: dict[str, Any] = Field(default_factory=dict)
+
+
+class RejectedCheckpoint(BaseModel):
+    """What lies beside the checkpoint that was taken, or is newer, and why it does not count."""
+
+    model_config = ConfigDict(extra="allow")
+
+    path: str
+    why: str
+
+
+class ResumedFrom(BaseModel):
+    """Where an attempt went on: the checkpoint it was given (None: it starts anew) and the position that stands for.
+
+    source: whether the saves that were seen told the position, the checkpoint's name, or nothing.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    path: str | None
+    step: int
+    microbatch: int = 0
+    source: Literal["saves", "pattern", "none"] = "none"
+    rejected: list[RejectedCheckpoint] = Field(default_factory=list)
+
+
 class JobFile(Document):
     """job.json: how one attempt of an arm was run and why it ended."""
 
@@ -162,6 +215,8 @@ class JobFile(Document):
     log: str | None = None
     log_tail: list[str] = Field(default_factory=list)
     remark: str | None = None
+    interruption: Interruption | None = None
+    resumed_from: ResumedFrom | None = None
 
 
 class TaskMarker(Document):

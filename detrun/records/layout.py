@@ -65,6 +65,22 @@ class AttemptFolder:
     def log_dir(self) -> Path:
         return self.path / "log"
 
+    @property
+    def saves_dir(self) -> Path:
+        return self.path / "saves"
+
+    @property
+    def interrupt_dir(self) -> Path:
+        return self.path / "interrupt"
+
+    @property
+    def state_dir(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def sabotage_dir(self) -> Path:
+        return self.path / "sabotage"
+
     def marker(self, task: int) -> Path:
         return self.marker_dir / f"task{task:05d}.json"
 
@@ -82,6 +98,23 @@ class AttemptFolder:
 
     def log(self, rank: int) -> Path:
         return self.log_dir / rank_name(rank, "log")
+
+    def saves(self, rank: int) -> Path:
+        return self.saves_dir / rank_name(rank, "jsonl")
+
+    def interrupt(self, rank: int) -> Path:
+        return self.interrupt_dir / rank_name(rank, "json")
+
+    def sabotage(self, rank: int) -> Path:
+        return self.sabotage_dir / rank_name(rank, "json")
+
+    def state(self, boundary: str, rank: int) -> Path:
+        """The rows of a boundary (`end-00000010`)."""
+        return self.state_dir / boundary / rank_name(rank, "arrow")
+
+    def state_bytes(self, boundary: str, rank: int) -> Path:
+        """The bytes that were kept of them."""
+        return self.state_dir / boundary / rank_name(rank, "bytes")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ MAX_PATTERNS = 32
 _CHARACTERS = {dtype: width(dtype) // 4 + 2 for dtype in DTYPES}
 """Length of a value's bits as `0x…`, by dtype."""
 
-_KNOWN = frozenset({"v", "step", "metrics", "batch", "microbatches", "state", "rng", "skipped"})
+_KNOWN = frozenset({"v", "step", "metrics", "batch", "microbatches", "state", "rng", "skipped", "first_microbatch"})
 _SUPPLEMENT = frozenset({"v", "step", "metrics"})
 _METRIC = frozenset({"bits", "dtype", "value", "source"})
 _digest = re.compile(r"[a-z][a-z0-9_]*:[0-9a-f]{8,128}").fullmatch
@@ -80,10 +80,13 @@ class Contents:
 class StepRecord:
     """What one rank recorded in one step. Two records that are the same object hold the same bytes.
 
-    parameters: the digest of the parameters, without its algorithm, or None.
+    parameters: the digest of the parameters, without its algorithm, or None. first_microbatch: where only the later
+    part of the step is here, the number of micro-batches before it, else 0.
     """
 
-    __slots__ = ("_contents", "_raw", "held", "microbatches", "parameters", "skipped", "step", "supplement")
+    __slots__ = (
+        "_contents", "_raw", "first_microbatch", "held", "microbatches", "parameters", "skipped", "step", "supplement",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -96,8 +99,10 @@ class StepRecord:
         raw: bytes = b"",
         held: Held | None = None,
         parameters: str | None = None,
+        first_microbatch: int = 0,
     ) -> None:
         self.step = step
+        self.first_microbatch = first_microbatch
         self.microbatches = microbatches
         self.skipped = skipped
         self.supplement = supplement
@@ -191,7 +196,11 @@ def parse_line(raw: bytes) -> tuple[StepRecord, dict[str, Any]]:
     skipped = line.get("skipped", False)
     if type(skipped) is not bool:
         raise UnusableLine("invalid", "does not say whether the step was skipped", step)
-    record = StepRecord(step, count, skipped, line.keys() == _SUPPLEMENT, contents=_contents_of(line))
+    first = line.get("first_microbatch", 0)
+    if type(first) is not int or first < 0:
+        raise UnusableLine("invalid", "does not say with which micro-batch it begins", step)
+    supplement = line.keys() == _SUPPLEMENT
+    record = StepRecord(step, count, skipped, supplement, contents=_contents_of(line), first_microbatch=first)
     return record, line
 
 
@@ -233,7 +242,13 @@ _NUMBER = rb'(?:-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e[+-]?[0-9]{1,4})?|
 
 def _learn(raw: bytes, line: dict[str, Any], record: StepRecord) -> _Pattern | None:
     """The pattern of a line, or None where it is not written as the recorder writes its usual lines."""
-    if record.supplement or record.skipped or "microbatches" not in line or not line.keys() <= _KNOWN:
+    if (
+        record.supplement
+        or record.skipped
+        or record.first_microbatch
+        or "microbatches" not in line
+        or not line.keys() <= _KNOWN
+    ):
         return None
     if b"@" in raw or any(metric.keys() != _METRIC for metric in line["metrics"].values()):
         return None

@@ -140,7 +140,9 @@ def _merge(result: RankMetrics, main: StepRecord, more: StepRecord, number: int)
             metrics[f"{name} ({other.get('source')})"] = other
     old = main.contents
     contents = Contents(metrics, old.batch, old.state, old.rng, old.other)
-    return StepRecord(main.step, main.microbatches, main.skipped, contents=contents)
+    return StepRecord(
+        main.step, main.microbatches, main.skipped, contents=contents, first_microbatch=main.first_microbatch
+    )
 
 
 def _rank_of(metric: Metric) -> int:

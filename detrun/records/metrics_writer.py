@@ -32,7 +32,9 @@ class MetricValue(NamedTuple):
 
 
 class StepLine(NamedTuple):
-    """What the main line of a step holds. Digests carry their algorithm in front; None and empty are left out."""
+    """What the main line of a step holds. Digests carry their algorithm in front; None and empty are left out.
+
+    first_microbatch: the first micro-batch of the step that is here, where an earlier attempt took those before it."""
 
     step: int
     metrics: Sequence[MetricValue]
@@ -41,6 +43,7 @@ class StepLine(NamedTuple):
     state: Mapping[str, str] | None = None
     rng: str | None = None
     skipped: bool = False
+    first_microbatch: int = 0
 
 
 def encode(line: StepLine) -> bytes:
@@ -50,6 +53,8 @@ def encode(line: StepLine) -> bytes:
         text += f',"batch":"{line.batch}"'
     if line.microbatches is not None:
         text += f',"microbatches":{line.microbatches}'
+    if line.first_microbatch:
+        text += f',"first_microbatch":{line.first_microbatch}'
     if line.skipped:
         text += ',"skipped":true'
     if line.state:

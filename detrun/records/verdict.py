@@ -91,7 +91,7 @@ class Finding(Part):
 
 
 class AttemptSummary(Part):
-    """One start of an arm, in short."""
+    """One start of an arm, in short. interruption: why it ended by plan. resumed_from: the checkpoint it was given."""
 
     n: int
     jobs: list[str] = Field(default_factory=list)
@@ -101,6 +101,8 @@ class AttemptSummary(Part):
     ended: str | None = None
     exit_code: int | None = None
     remark: str | None = None
+    interruption: dict[str, Any] | None = None
+    resumed_from: dict[str, Any] | None = None
 
 
 class ArmSummary(Part):

@@ -14,7 +14,8 @@ from detrun.compare.folding import hosts
 from detrun.records.files import printable, write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import words
+from detrun.report import resume_words, words
+from detrun.report.answer import sentence
 from detrun.report.chart import figure, plotly_script, save_script
 
 MAX_REASONS = 100
@@ -34,16 +35,23 @@ def render_html(
         # Escaping leaves what turns the reading direction or hides; markup that is safe (plotly's script) stays.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    facts = [words.declared(verdict), *words.context(verdict, experiment), words.cost(verdict), words.chance(verdict)]
+    facts = [words.declared(verdict), *words.context(verdict, experiment), words.cost(verdict)]
+    facts += [resume_words.capture_cost(verdict), words.chance(verdict)]
+    timeline = resume_words.timeline(verdict, experiment) if verdict.experiment == resume_words.EXPERIMENT else []
+    at = resume_words.columns(timeline, experiment.steps, 2 * resume_words.WIDTH)
     return environment.get_template("report.html.j2").render(
         verdict=verdict,
         experiment=experiment,
         head=_HEADS[verdict.verdict],
-        sentence=words.sentence(verdict, experiment),
-        below=words.after_the_first(verdict, experiment),
+        sentence=sentence(verdict, experiment),
+        below=resume_words.below(verdict)
+        if verdict.experiment == resume_words.EXPERIMENT
+        else words.after_the_first(verdict, experiment),
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
         settings=[f for f in verdict.of_kind("environment") if "setting" in f.where],
+        timeline=[(line, resume_words.drawn(line, at)) for line in timeline],
+        tables=resume_words.tables(verdict, experiment) if verdict.experiment == resume_words.EXPERIMENT else [],
         chart=chart,
         plotly_link=plotly_link,
         plotly_name=plotly_link.rpartition("/")[2],

@@ -22,6 +22,7 @@ class ArmView:
     """How an arm stands. steps: the last step that every rank has recorded. word, reason, start: the scheduler's.
 
     state: a job.json state once the arm has begun, else `pending`, `waiting` or `unknown`. started, ended: ISO times.
+    attempt: which start of the arm this is; resumed: the step that it went on from.
     """
 
     arm: str
@@ -34,6 +35,8 @@ class ArmView:
     started: str | None = None
     ended: str | None = None
     nodes: tuple[str, ...] = ()
+    attempt: int = 0
+    resumed: int | None = None
 
 
 class LiveDisplay:
@@ -95,7 +98,8 @@ class LiveDisplay:
         return Group(Text(printable(self.title), overflow="fold"), table, Text(self.note))
 
     def _state(self, arm: ArmView) -> str:
-        words = [f"job {arm.job}"] if self.slurm and arm.job else []
+        words = [f"attempt {arm.attempt}"] if arm.attempt else []
+        words += [f"job {arm.job}"] if self.slurm and arm.job else []
         if arm.ended or not arm.started:
             # An arm that has not begun in a job that runs already waits for the one before it.
             state = arm.state if arm.ended or arm.state == "waiting" else arm.word or arm.state
@@ -103,7 +107,7 @@ class LiveDisplay:
             if not arm.ended and arm.start and arm.word == "PENDING":
                 words[-1] += f", starts about {arm.start}"
         else:
-            words.append("running")
+            words.append("running" if arm.resumed is None else f"resumed from step {arm.resumed}")
         if arm.nodes and self.slurm:
             words.append(",".join(arm.nodes[:4]) + (" …" if len(arm.nodes) > 4 else ""))
         return "  ".join(words)

@@ -14,7 +14,8 @@ from rich.text import Text
 from detrun.records.files import one_line
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import words
+from detrun.report import resume_words, words
+from detrun.report.answer import sentence
 
 COMMANDS = frozenset({"report", "logs", "pair"})
 """Commands that hints may name, unless the caller knows better."""
@@ -22,6 +23,7 @@ COMMANDS = frozenset({"report", "logs", "pair"})
 MAX_REASONS = 20
 MAX_LOG_LINES = 12
 MAX_ROWS = 16
+MAX_TABLES = 3
 _HEADS = {
     "identical": ("IDENTICAL", "bold green"),
     "diverged": ("DIVERGED", "bold red"),
@@ -56,8 +58,10 @@ def lines(
     """The report's lines. Tables take the widest form that `width` columns hold."""
     head, style = _HEADS[verdict.verdict]
     joint = " " if verdict.verdict == "diverged" else "  "
-    yield Text.assemble((head, style), joint, _clean(words.sentence(verdict, experiment)))
-    if verdict.verdict == "diverged":
+    yield Text.assemble((head, style), joint, _clean(sentence(verdict, experiment)))
+    if verdict.experiment == resume_words.EXPERIMENT:
+        yield from _resume(verdict, experiment, width)
+    elif verdict.verdict == "diverged":
         yield Text()
         yield from _table(verdict, experiment, width)
         for text in words.after_the_first(verdict, experiment):
@@ -67,6 +71,40 @@ def lines(
         yield from _compared(verdict)
     yield from _facts(verdict, experiment)
     yield from _next(verdict, commands, options)
+
+
+def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:
+    """The timeline of attempts and the table of state."""
+    timeline = resume_words.timeline(verdict, experiment)
+    if len(timeline) > 1:
+        yield Text()
+        at = resume_words.columns(timeline, experiment.steps, min(resume_words.WIDTH, max(20, width - 18)))
+        for line in timeline:
+            yield Text(f"{line.label:<16}{resume_words.drawn(line, at)}")
+    if verdict.verdict != "identical":
+        for table in resume_words.tables(verdict, experiment)[:MAX_TABLES]:
+            yield Text()
+            yield from _state_table(table)
+    if verdict.verdict == "diverged" or len(timeline) > 1:
+        yield Text()
+    for text in resume_words.below(verdict):
+        yield Text(_clean(text))
+
+
+def _state_table(table: resume_words.Table) -> Iterator[Text]:
+    shown = [*[row for row in table.rows if row.note], *[row for row in table.rows if not row.note]]
+    kept = {id(row) for row in shown[:MAX_ROWS]}
+    rows = [row for row in table.rows if id(row) in kept]
+    cells = [("component", "", table.saved, table.restored, "")]
+    cells += [(_clean(row.component, 40), row.rows, row.saved, row.restored, _clean(row.note)) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    for number, row in enumerate(cells):
+        text = "  ".join([row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2])])
+        differs = number > 0 and bool(row[4])
+        style = "bold" if number == 0 or differs else ""
+        yield Text(f"{text}  {row[3].ljust(widths[3])}  {row[4]}".rstrip(), style=style)
+    if len(table.rows) > len(rows):
+        yield Text(f"and {len(table.rows) - len(rows):,} more, equal, all in report.html")
 
 
 def _reasons(verdict: Verdict) -> Iterator[Text]:
@@ -108,7 +146,7 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
     if declared:
         yield Text(_clean(declared))
     yield Text("     ".join(_clean(fact) for fact in words.context(verdict, experiment)))
-    for text in (words.cost(verdict), words.chance(verdict)):
+    for text in (words.cost(verdict), resume_words.capture_cost(verdict), words.chance(verdict)):
         if text:
             yield Text(text)
 

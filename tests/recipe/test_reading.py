@@ -220,8 +220,16 @@ def test_a_missing_workdir_is_refused_at_launch(load: Load, tmp_path: Path) -> N
     ("interrupt", "said"),
     [
         (
-            "{kind: kill, at_step: 30}",
-            "error: recipe.yaml, line 4: interrupt.at_step: 30 is not before the last step (steps is 30)",
+            "{kind: kill, at_step: 31}",
+            "error: recipe.yaml, line 4: interrupt.at_step: 31 is after the last step (steps is 30)",
+        ),
+        (
+            "{kind: kill, at_step: 30, moment: after-save}",
+            "error: recipe.yaml, line 4: interrupt.at_step: 30 is the last step, and moment after-save is in the next one",
+        ),
+        (
+            "{kind: kill, at_step: 3, node: 1}",
+            "error: recipe.yaml, line 4: interrupt.node: there is no node 1 (nodes are 0 to 0)",
         ),
         (
             "[{kind: timeout}, {kind: stop, at_step: 3, ranks: [0, 2]}]",

@@ -1,10 +1,11 @@
-"""A training program of fifty lines that knows nothing of detrun: data parallel over gloo, dropout, clipping."""
+"""A training program that knows nothing of detrun: data parallel over gloo, dropout, clipping, saving, resuming."""
 
 import argparse
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,10 @@ parser.add_argument("--sleep", type=float, default=0.0)
 parser.add_argument("--nudge-at", type=int, default=0)
 parser.add_argument("--rank", type=int, default=0)
 parser.add_argument("--at", type=int, default=0)
+parser.add_argument("--save-every", type=int, default=0)
+parser.add_argument("--pad", type=float, default=0.0, help="megabytes that a checkpoint is larger by")
+parser.add_argument("--resume", help="a checkpoint's folder, or `auto`: the newest in OUT/checkpoints")
+parser.add_argument("--leave-on", help="a signal to save and leave at, such as TERM")
 parser.add_argument("--do", choices=["kill", "raise", "hang", "leave", "abort-at-exit"])
 args = parser.parse_args()
 
@@ -31,7 +36,47 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = torch.Generator().manual_seed(args.seed * 100 + rank)
 torch.manual_seed(args.seed + 1 + rank)
 
-for step in range(1, args.steps + 1):
+checkpoints = Path(args.out) / "checkpoints"
+asked_to_leave = []
+if args.leave_on:
+    signal.signal(getattr(signal, f"SIG{args.leave_on}"), lambda number, _frame: asked_to_leave.append(number))
+
+
+def save(step):
+    folder = checkpoints / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "data": data.get_state(),
+        "pad": torch.zeros(int(args.pad * 250_000)),
+    }
+    torch.save(state, folder / f"rank{rank}.pt")
+
+
+def everybody_is_asked(asked):
+    answer = torch.tensor([float(asked)])
+    if world > 1:
+        dist.all_reduce(answer, dist.ReduceOp.MAX)
+    return bool(answer.item())
+
+
+done = 0
+resume = args.resume
+if resume == "auto":
+    found = sorted(checkpoints.glob("step-*"), key=lambda path: int(path.name[5:]))
+    resume = found[-1] if found else None
+if resume:
+    state = torch.load(Path(resume) / f"rank{rank}.pt", weights_only=True)
+    done = state["step"]
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    data.set_state(state["data"])
+
+for step in range(done + 1, args.steps + 1):
     time.sleep(args.sleep)
     if rank == args.rank and step == args.at:
         if args.do == "kill":
@@ -51,7 +96,10 @@ for step in range(1, args.steps + 1):
     optimizer.step()
     if rank == 0:
         print(f"step {step} loss {loss.item():.6f}", flush=True)
-    if args.do == "leave" and step == args.at:
+    leaving = bool(args.leave_on) and everybody_is_asked(asked_to_leave)
+    if leaving or (args.save_every and step % args.save_every == 0):
+        save(step)
+    if leaving or (args.do == "leave" and step == args.at):
         break
 
 if world > 1:

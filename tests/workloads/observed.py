@@ -19,19 +19,27 @@ import torch
 
 import detrun
 from detrun.workloads.hybrid import __main__ as program
-from detrun.workloads.hybrid import rng, train
+from detrun.workloads.hybrid import train
 
-CPU = torch.device("cpu")
 Trace = dict[int, dict[str, str]]
 """step -> {what: bits or digest}."""
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
     sums = hashlib.blake2b(digest_size=12)
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(parts(tensors).items()):
         sums.update(name.encode())
         sums.update(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
     return sums.hexdigest()
+
+
+def parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Packed tensors taken apart into values and scales."""
+    flat: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        inner = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else None
+        flat.update({name: tensor} if inner is None else {f"{name}.{part}": getattr(tensor, part) for part in inner})
+    return flat
 
 
 def snapshot(trainer: train.Trainer, metrics: dict[str, torch.Tensor], batch: torch.Tensor) -> dict[str, str]:
@@ -41,21 +49,27 @@ def snapshot(trainer: train.Trainer, metrics: dict[str, torch.Tensor], batch: to
         for parameter, state in trainer.optimizer.state.items()
         for key, value in state.items()
     }
-    schedule = [group["lr"] for group in trainer.optimizer.param_groups]
+    saved = trainer.model.state_dict().keys()
+    buffers = dict(trainer.model.named_buffers())
     return {
         **{f"metric:{name}": value.numpy().tobytes().hex() for name, value in metrics.items()},
         "batch": digest({"tokens": batch}),
         "parameters": digest(dict(trainer.model.named_parameters())),
         "gradients": digest({n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}),
         "optimizer": digest(moments),
-        "schedule": repr([schedule, trainer.scheduler.last_epoch]),
-        **{f"rng:{name}": digest({name: value}) for name, value in rng.capture(CPU).items()},
+        "rates": repr([group["lr"] for group in trainer.optimizer.param_groups]),
+        "schedule": repr(trainer.scheduler.last_epoch),
+        "scaler": repr(trainer.scaler.state_dict()),
+        "ema": digest(trainer.ema.weights),
+        "buffers": digest({name: value for name, value in buffers.items() if name in saved}),
+        "quantized": digest({name: value for name, value in buffers.items() if name not in saved}),
+        **{f"rng:{name}": digest({name: value}) for name, value in detrun.rng_state().items()},
         **{f"loader:{name}": digest({name: value}) for name, value in trainer.loader.state_dict().items()},
     }
 
 
 class Observer:
-    """Stands in for `detrun.record` and for the loader's `next_batch`, whose values it passes on."""
+    """Stands in for `detrun.record` whose values it passes on."""
 
     def __init__(self, on_step: Callable[[int, dict[str, str]], None]) -> None:
         self.on_step = on_step

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from detrun.workloads.hybrid import fault as fault_module
-from detrun.workloads.hybrid.faults import KINDS, describe_faults
+from detrun.workloads.hybrid.fault_table import KINDS, describe_faults
 
 from .conftest import STEPS, TINY, Run
 from .observed import Trace, differing, first_difference, observe
+from .test_resume import FAULTS as RESUME_FAULTS
 
 UPDATE = {"gradients", "optimizer", "parameters"}
 LOSSES = {"metric:loss", "metric:lm_loss", "metric:load_balancing_loss", "metric:mtp_loss"}
@@ -33,7 +34,7 @@ AT_STEP_4 = {
     "hash-order": ({*DATA, "loader:order", "loader:position"}, set()),
     "directory-order": ({*DATA, "loader:order", "loader:position"}, set()),
     "wrong-token": (DATA, set()),
-    "extra-draw": ({"rng:torch", *UPDATE, *LOSSES, "metric:grad_norm"}, set()),
+    "extra-draw": ({"rng:torch_cpu", *UPDATE, *LOSSES, "metric:grad_norm"}, set()),
 }
 
 
@@ -46,26 +47,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return tiny(tmp_path_factory.mktemp("reference"), "--threads", "1")
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, str]:
-    """Four steps, and the checkpoint of step 2."""
-    out = tmp_path_factory.mktemp("saved")
-    trace = tiny(out, "--threads", "1", "--save-every", "2", steps=4)
-    return trace, str(out / "checkpoints" / "step-2")
-
-
 @pytest.mark.parametrize("name", AT_STEP_4)
 def test_a_fault_changes_what_it_says_at_its_step(name: str, run: Run, reference: Trace) -> None:
     faulty = run("--fault", f"{name}@step=4")
     assert sorted(faulty) == sorted(reference)
     assert first_difference(reference, faulty) == 4
     least, beside = AT_STEP_4[name]
-    assert least <= differing(reference, faulty, 4) <= least | beside
+    # A last bit may be rounded away in the weights' average.
+    assert least <= differing(reference, faulty, 4) <= least | beside | {"ema"}
 
 
 def test_a_weight_bit_never_shows_in_a_metric_and_never_goes_away(run: Run) -> None:
     reference, faulty = run(steps=12), run("--fault", "weight-bit@step=2", steps=12)
-    assert all(differing(reference, faulty, step) == {"parameters"} for step in range(2, 13))
+    assert all(differing(reference, faulty, step) - {"ema"} == {"parameters"} for step in range(2, 13))
 
 
 def test_healed_metrics_are_equal_again(run: Run, reference: Trace) -> None:
@@ -125,31 +119,6 @@ def test_slow_changes_nothing(run: Run, reference: Trace) -> None:
     assert run("--fault", "slow@step=5,seconds=0.01") == reference
 
 
-RESUMED = {
-    # fault -> {resumed step: what differs at least}
-    "resume-lose-stream@stream=python": {3: {"rng:python"}},
-    "resume-lose-stream@stream=numpy": {3: {"rng:numpy", "batch"}},
-    "resume-lose-stream@stream=torch": {3: {"rng:torch", *UPDATE, *LOSSES}},
-    "resume-lose-stream@stream=order_generator": {3: {"loader:order_generator"}},
-    "resume-lose-stream@stream=crop_generator": {3: {"loader:crop_generator", "batch"}},
-    "resume-extra-draw": {3: {"rng:torch", *UPDATE}},
-    "resume-lose-moments": {3: {"optimizer", "parameters"}, 4: DATA - {"batch"}},
-    "resume-restart-data": {3: {"loader:position", *DATA}},
-    "resume-schedule-twice": {3: {"schedule", "parameters"}, 4: DATA - {"batch"}},
-}
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_resume_fault_shows_only_after_a_resume(name: str, run: Run, saved: tuple[Trace, str]) -> None:
-    reference, checkpoint = saved
-    assert run("--fault", name, steps=4) == reference
-    resumed = run("--fault", name, "--resume", checkpoint, steps=4)
-    for step, least in RESUMED[name].items():
-        assert least <= differing(reference, resumed, step)
-    if name in ("resume-lose-moments", "resume-schedule-twice"):
-        assert not differing(reference, resumed, 3) & (LOSSES | {"gradients", "batch"})
-
-
 def test_saves_that_draw_show_in_the_step_after(run: Run, reference: Trace) -> None:
     assert first_difference(reference, run("--fault", "save-draws", "--save-every", "3")) == 4
 
@@ -158,6 +127,7 @@ def test_every_fault_is_listed_and_tested() -> None:
     names = [kind.name for kind in KINDS]
     assert len(set(names)) == len(names)
     assert all(f"{kind.name}  [" in describe_faults() for kind in KINDS)
-    here = {*AT_STEP_4, *(name.partition("@")[0] for name in RESUMED), "save-draws", "crash", "early-exit", "slow"}
-    elsewhere = {"replica-drift", "stall", "die", "die-at-exit", "resume-rank0-rng"}  # test_ranks.py
-    assert here | elsewhere == set(names)
+    here = {*AT_STEP_4, "save-draws", "crash", "early-exit", "slow"}
+    resumed = {*(fault.partition("@")[0] for _, fault in RESUME_FAULTS), "resume-previous", "resume-ignored"}
+    of_ranks = {"replica-drift", "stall", "die", "die-at-exit", "resume-rank0-rng"}
+    assert here | resumed | of_ranks == set(names)

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
-import random
+from dataclasses import replace
 from pydoc_data.topics import topics
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from detrun.workloads.hybrid import operations, rng
+import detrun
+from detrun.workloads.hybrid import operations
 from detrun.workloads.hybrid.data import VOCABULARY, ByteLoader, load_documents
 from detrun.workloads.hybrid.mamba import CausalConvolution, ssd_chunked
 from detrun.workloads.hybrid.model import HybridModel
-from detrun.workloads.hybrid.moe import MixtureOfExperts
+from detrun.workloads.hybrid.moe import MixtureOfExperts, Router, balance_experts
+from detrun.workloads.hybrid.parallel import Ranks
+from detrun.workloads.hybrid.seeds import seed_all
 from detrun.workloads.hybrid.settings import ModelSettings, SettingsError
 
 SMALL = ModelSettings(pattern="ME*", width=32, head_size=16, experts=4, dropout=0.0)
@@ -98,6 +100,30 @@ def test_load_balancing_loss_is_one_for_an_even_load() -> None:
     assert moe.routing.load_balancing_loss.item() == pytest.approx(1.0)
 
 
+def test_expert_biases_steer_the_choice_and_not_the_gates() -> None:
+    torch.manual_seed(0)
+    router, plain = Router(replace(SMALL, expert_bias=0.1)), Router(SMALL)
+    plain.load_state_dict(router.state_dict(), strict=False)
+    x = torch.randn(32, 32)
+    unbiased, given = router(x), plain(x)
+    assert torch.equal(unbiased.experts, given.experts)
+    assert torch.equal(unbiased.gates, given.gates)
+    router.expert_bias[3] = 10.0
+    routing = router(x)
+    assert (routing.experts == 3).any(-1).all()
+    scores = router.affinity(x).sigmoid().gather(-1, routing.experts)
+    torch.testing.assert_close(routing.gates, scores / scores.sum(-1, keepdim=True))
+
+
+def test_balancing_moves_biases_towards_an_even_load_and_starts_to_count_anew() -> None:
+    model = HybridModel(replace(SMALL, expert_bias=0.1))
+    router = model.blocks[1].mixer.router
+    router.load += torch.tensor([9, 1, 1, 5])
+    balance_experts(model, 0.1, Ranks(0, 1, torch.device("cpu")))
+    torch.testing.assert_close(router.expert_bias, torch.tensor([-0.1, 0.1, 0.1, -0.1]))
+    assert not router.load.any()
+
+
 def test_model_is_causal_and_heads_predict_the_next_and_the_next_but_one() -> None:
     torch.manual_seed(0)
     model = HybridModel(SMALL).eval()
@@ -157,40 +183,17 @@ def test_ranks_share_an_order_and_no_document() -> None:
 
 
 def test_a_new_epoch_has_a_new_order_and_a_loader_continues_across_it() -> None:
-    rng.seed_all(1, 0)
+    seed_all(1, 0)
     whole = loader()
     order = whole.order.copy()
-    batches = [whole.next_batch() for _ in range(20)]
-    streams, state = rng.capture(torch.device("cpu")), whole.state_dict()
-    batches += [whole.next_batch() for _ in range(20)]
+    batches = [next(whole) for _ in range(20)]
+    streams, state = detrun.rng_state(), whole.state_dict()
+    batches += [next(whole) for _ in range(20)]
     assert whole.epoch >= 1
     assert (whole.order != order).any()
     resumed = loader()
-    rng.restore(streams, torch.device("cpu"))
+    detrun.set_rng_state(streams)
     resumed.load_state_dict(state)
     for expected in batches[20:]:
-        assert torch.equal(resumed.next_batch(), expected)
+        assert torch.equal(next(resumed), expected)
     assert all(batch.max() < VOCABULARY for batch in batches)
-
-
-def test_streams_survive_a_round_trip_with_pending_gaussians() -> None:
-    rng.seed_all(7, 1)
-    random.gauss(0, 1)
-    np.random.standard_normal()
-    generator = np.random.Generator(np.random.PCG64(3))
-    generator.integers(10, dtype=np.uint32)
-    saved, packed = rng.capture(torch.device("cpu")), rng.encode_pcg64(generator)
-
-    def draw() -> list[object]:
-        return [
-            [random.gauss(0, 1), random.random()],
-            [np.random.standard_normal(), np.random.random_sample()],
-            torch.rand(3).tolist(),
-            [generator.integers(10, dtype=np.uint32), generator.random()],
-        ]
-
-    expected = draw()
-    rng.seed_all(8, 0)
-    rng.restore(saved, torch.device("cpu"))
-    rng.decode_pcg64(generator, packed)
-    assert draw() == expected

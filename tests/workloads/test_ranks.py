@@ -62,7 +62,7 @@ def test_ranks_repeat_themselves_and_replicas_agree(reference: Ended, tmp_path: 
     for step in first:
         own = differing(first, second, step)
         assert not own & {"parameters", "optimizer", "gradients", "schedule", "metric:grad_norm"}
-        assert {"batch", "metric:loss", "rng:torch", "rng:python", "rng:numpy"} <= own
+        assert {"batch", "metric:loss", "rng:torch_cpu", "rng:python", "rng:numpy"} <= own
 
 
 def test_a_killed_run_resumes_bit_for_bit(reference: Ended, tmp_path: Path) -> None:
@@ -98,15 +98,40 @@ def test_a_drifting_replica_is_off_on_its_rank_only_and_repeats_itself(reference
     zero, one = faulty.ranks
     assert [step for step in zero if zero[step]["parameters"] != one[step]["parameters"]] == [2, 3, 4, 5]
     assert first_difference(zero, reference.ranks[0]) == 3  # through the gradients
-    assert differing(one, reference.ranks[1], 2) == {"parameters"}
+    assert differing(one, reference.ranks[1], 2) == {"parameters", "ema"}
 
 
 def test_rank_zeros_streams_on_every_rank_show_on_the_other(reference: Ended, tmp_path: Path) -> None:
     checkpoint = str(reference.folder / "checkpoints" / "step-4")
     resumed = launch(tmp_path, "--resume", checkpoint, "--fault", "resume-rank0-rng")
     zero, one = (differing(got, expected, 5) for got, expected in zip(resumed.ranks, reference.ranks, strict=True))
-    assert {"rng:python", "rng:numpy", "rng:torch"} <= one
+    assert {"rng:python", "rng:numpy", "rng:torch_cpu"} <= one
     assert not {name for name in zero if name.startswith("rng:")}
+
+
+def test_moments_lost_on_one_rank_make_the_replicas_part(reference: Ended, tmp_path: Path) -> None:
+    checkpoint = str(reference.folder / "checkpoints" / "step-2")
+    resumed = launch(tmp_path, "--resume", checkpoint, "--fault", "resume-lose-moments@rank=1")
+    zero, one = (differing(got, expected, 3) for got, expected in zip(resumed.ranks, reference.ranks, strict=True))
+    assert zero == set()
+    assert one == {"optimizer", "parameters", "ema"}
+    assert first_difference(*resumed.ranks) == 3
+    assert "gradients" in differing(resumed.ranks[0], reference.ranks[0], 4)  # of what rank 1 sent
+
+
+def test_every_kind_of_state_is_shared_or_kept_a_rank_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    everything = ["--low-precision", "fp8", "--expert-bias", "0.01", "--loss-scaling", "--prefetch", "2"]
+    whole = launch(tmp_path / "whole", *everything, "--save-every", "2")
+    assert whole.code == 0, whole.log
+    for step in range(1, 6):
+        own = differing(*whole.ranks, step)
+        assert not own & {"parameters", "buffers", "quantized", "scaler", "ema"}
+    killed = launch(tmp_path / "run", *everything, "--save-every", "2", "--fault", "die@step=4,rank=0")
+    assert killed.code != 0
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "step-2")
+    resumed = launch(tmp_path / "run", *everything, "--save-every", "2", "--resume", checkpoint)
+    assert resumed.code == 0, resumed.log
+    assert resumed.ranks == whole.ranks
 
 
 def test_hash_order_follows_the_hash_seed(tmp_path: Path) -> None:

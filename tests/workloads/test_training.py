@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import struct
 from pathlib import Path
 
 import pytest
 import torch
 
 from detrun.workloads.hybrid import __main__ as program
-from detrun.workloads.hybrid.train import learning_rate_factor
+from detrun.workloads.hybrid.checkpoint import Checkpointer
+from detrun.workloads.hybrid.ema import WeightAverage
+from detrun.workloads.hybrid.process_faults import Slow
+from detrun.workloads.hybrid.train import Trainer, learning_rate_factor
 
 from .conftest import STEPS, TINY, Run
-from .observed import first_difference
+from .observed import differing, first_difference
 
 
 def test_two_runs_are_identical_and_another_seed_is_not(run: Run) -> None:
@@ -75,22 +81,79 @@ def test_a_checkpoint_is_replaced_by_a_later_one_of_the_same_step(run: Run, tmp_
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-2"]
 
 
-def test_a_signal_saves_and_ends_the_run(run: Run, tmp_path: Path) -> None:
-    import os
-    import signal
+def test_a_signal_saves_and_ends_the_run_once_however_often_it_comes(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves: list[int] = []
+    save = Checkpointer.save
 
-    from detrun.workloads.hybrid.process_faults import Slow
+    def send(trainer: Trainer) -> None:
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
+    def save_under_fire(self: Checkpointer, step: int) -> Path:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        saves.append(step)
+        path = save(self, step)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return path
+
+    monkeypatch.setattr(Slow, "begin_step", lambda self: send(self.trainer))
+    monkeypatch.setattr(Checkpointer, "save", save_under_fire)
     before = signal.getsignal(signal.SIGUSR1)
-    begin = Slow.begin_step
     try:
-        Slow.begin_step = lambda self: os.kill(os.getpid(), signal.SIGUSR1) if self.trainer.step == 3 else None  # type: ignore[method-assign]
-        trace = run("--save-on-signal", "USR1", "--fault", "slow", out=tmp_path)
+        trace = run("--save-on-signal", "USR1", "--save-every", "3", "--fault", "slow", out=tmp_path)
     finally:
-        Slow.begin_step = begin  # type: ignore[method-assign]
         signal.signal(signal.SIGUSR1, before)
     assert sorted(trace) == [1, 2, 3]
+    assert saves == [3]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-3"]
     assert (tmp_path / "checkpoints" / "step-3" / ".metadata").is_file()
+
+
+def test_a_run_ends_by_itself_at_a_step_and_goes_on_from_there(run: Run, tmp_path: Path) -> None:
+    reference = run()
+    first = run("--exit-at", "3", "--save-every", "2", out=tmp_path)
+    assert first == {step: reference[step] for step in (1, 2, 3)}
+    saved = tmp_path / "checkpoints" / "step-3"
+    # With the same command line and the checkpoint, as a launcher starts the next attempt.
+    assert run("--exit-at", "3", "--resume", str(saved), out=tmp_path) == {s: reference[s] for s in (4, 5)}
+
+
+def test_an_average_of_the_weights_is_kept_and_never_read(run: Run) -> None:
+    with_average, without = run(), run("--ema", "0")
+    assert all(differing(with_average, without, step) == {"ema"} for step in with_average)
+    model = torch.nn.Linear(2, 1)
+    average = WeightAverage(model, 0.75)
+    before = model.weight.detach().clone()
+    model.weight.data += 4.0
+    average.update(model)
+    torch.testing.assert_close(average.weights["weight"], before + 1.0)
+
+
+def test_loss_scaling_grows_and_changes_no_other_bit(run: Run) -> None:
+    exact, scaled = run(), run("--loss-scaling")
+    scales = [bytes.fromhex(scaled[step].pop("metric:loss_scale")) for step in sorted(scaled)]
+    assert [struct.unpack("<f", scale)[0] for scale in scales] == [1024.0, 1024.0, 1024.0, 2048.0, 2048.0]
+    assert all(differing(exact, scaled, step) == {"scaler"} for step in exact)
+
+
+def test_expert_biases_change_the_routing_and_nothing_before_they_move(run: Run) -> None:
+    plain, biased = run(), run("--expert-bias", "0.05")
+    assert differing(plain, biased, 1) == {"buffers", "quantized"}  # there are such buffers, no more
+    assert "metric:load_balancing_loss" in differing(plain, biased, 2)
+
+
+def test_reading_ahead_changes_no_batch(run: Run) -> None:
+    plain, ahead = run(), run("--prefetch", "2")
+    for step in plain:
+        ahead_only = {name for name in ahead[step] if name.startswith(("rng:", "loader:"))}
+        assert {n: v for n, v in ahead[step].items() if n not in ahead_only} == {
+            n: v for n, v in plain[step].items() if n not in ahead_only
+        }
+        # Its position counts what was used, and not what was read.
+        assert ahead[step]["loader:position"] == plain[step]["loader:position"]
+        assert ahead[step]["loader:python"] == plain[step]["rng:python"]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +169,15 @@ def test_a_signal_saves_and_ends_the_run(run: Run, tmp_path: Path) -> None:
         (["--fault", "nudge", "--pattern", "*"], "the pattern has no block of the kind it changes"),
         (["--fault", "replica-drift@rank=0"], "needs two ranks or more"),
         (["--fault", "reorder-reduction", "--micro-batches", "1"], "a sum of two does not depend on order"),
-        (["--fault", "resume-lose-stream@stream=x"], "there are python, numpy, torch, device"),
         (["--resume", "/nowhere"], "no complete checkpoint there"),
         (["--data", "/nowhere"], "No such file"),
         (["--batch-size", "4", "--micro-batches", "3"], "must be a multiple of --micro-batches"),
         (["--sequence-length", "30"], "must be a multiple of 16"),
+        (["--low-precision", "fp4"], "invalid choice"),
+        (["--expert-bias", "-1"], "must not be negative"),
+        (["--ema", "1"], "must lie in [0, 1)"),
+        (["--prefetch", "-1"], "must not be negative"),
+        (["--exit-at", "0"], "must be at least 1"),
         (["--save-on-signal", "NOPE"], "there is no such signal here"),
         (["--steps", "x"], "invalid int value"),
     ],

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from detrun.workloads.hybrid import parallel
-from detrun.workloads.hybrid.faults import FaultSet, describe_faults
-from detrun.workloads.hybrid.settings import ModelSettings, SettingsError, TrainSettings
+from detrun.workloads.hybrid.fault_table import describe_faults
+from detrun.workloads.hybrid.faults import FaultSet
+from detrun.workloads.hybrid.settings import PRECISIONS, ModelSettings, SettingsError, TrainSettings
 from detrun.workloads.hybrid.train import Trainer
 
 
@@ -45,6 +46,8 @@ def build_parser() -> Parser:
     run.add_argument("--save-every", type=int, metavar="K")
     run.add_argument("--resume", type=Path, metavar="CHECKPOINT_DIR")
     run.add_argument("--save-on-signal", action="append", metavar="NAME", help="TERM, USR1, …; repeatable")
+    run.add_argument("--exit-at", type=int, metavar="STEP", help="save after this step, whatever is left, and exit")
+    run.add_argument("--prefetch", type=int, metavar="BATCHES", help="read so many ahead (default: 0)")
     run.add_argument("--data", type=Path, metavar="FILE", help="any file (default: pydoc_data's topics)")
     run.add_argument("--device", choices=["auto", "cpu", "cuda"])
     run.add_argument("--threads", type=int, help="torch.set_num_threads (default: OMP_NUM_THREADS decides)")
@@ -61,6 +64,11 @@ def build_parser() -> Parser:
         size.add_argument(f"--{name}", type=float)
     for name in ("learning-rate", "weight-decay", "clip-norm"):
         size.add_argument(f"--{name}", type=float)
+    state = parser.add_argument_group("state beside weights and moments")
+    state.add_argument("--low-precision", choices=list(PRECISIONS), help="of some layers' weights (default: none)")
+    state.add_argument("--ema", type=float, metavar="DECAY", help="of the weights' moving average (default: 0.99)")
+    state.add_argument("--loss-scaling", action="store_true", help="dynamic, reported as loss_scale")
+    state.add_argument("--expert-bias", type=float, metavar="RATE", help="balance experts by a bias (default: 0)")
     return parser
 
 

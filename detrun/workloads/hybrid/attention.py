@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from detrun.workloads.hybrid.low_precision import projection
 from detrun.workloads.hybrid.settings import ModelSettings
 
 ROTARY_BASE = 10_000.0
@@ -31,9 +32,9 @@ class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.head_size = settings.head_size
-        self.qkv = nn.Linear(settings.width, 3 * settings.width, bias=False)
+        self.qkv = projection(settings, settings.width, 3 * settings.width)
         self.dropout = nn.Dropout(settings.dropout)
-        self.out_projection = nn.Linear(settings.width, settings.width, bias=False)
+        self.out_projection = projection(settings, settings.width, settings.width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape

@@ -11,6 +11,7 @@ Which stream decides what (each must be restored, or the first batch after a res
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from detrun.workloads.hybrid import rng
+import detrun
 from detrun.workloads.hybrid.settings import SettingsError
 
 END_OF_DOCUMENT = 256
@@ -31,6 +32,9 @@ VOCABULARY = 272
 TITLE_PROBABILITY = 0.25
 CORRUPTION_PROBABILITY = 0.01
 PIECE_BYTES = 4096
+
+GLOBAL_STREAMS = ("python", "numpy")
+"""The process's own streams that a loader draws from."""
 
 
 class Document(NamedTuple):
@@ -64,7 +68,11 @@ def load_documents(path: Path | None) -> list[Document]:
 
 
 class ByteLoader:
-    """Endless batches of one rank's documents: every `world_size`-th of an order that all ranks share."""
+    """Endless batches of one rank's documents: every `world_size`-th of an order that all ranks share.
+
+    An iterator: `next(loader)` is int64 [batch_size, sequence_length + 2] on the CPU. With `prefetch` it keeps so many
+    batches ready beside the one it hands out; its saved position counts those handed out, never those read ahead.
+    """
 
     def __init__(
         self,
@@ -75,6 +83,7 @@ class ByteLoader:
         seed: int,
         rank: int,
         world_size: int,
+        prefetch: int = 0,
     ) -> None:
         if len(documents) < world_size:
             raise SettingsError(f"the data has {len(documents)} documents, fewer than the {world_size} ranks")
@@ -83,39 +92,71 @@ class ByteLoader:
         self.tokens_per_sample = sequence_length + 2
         self.rank = rank
         self.world_size = world_size
+        self.prefetch = prefetch
         self.order_generator = torch.Generator().manual_seed(seed)  # the same on every rank
         self.crop_generator = np.random.Generator(np.random.PCG64([seed, rank]))
         self.epoch = 0
         self.cursor = 0
         self.samples = 0
         self.order = self._draw_order()
+        self.ahead: deque[tuple[dict[str, Tensor], Tensor]] = deque()  # (state before it was read, batch), oldest first
 
-    def next_batch(self) -> Tensor:
-        """int64 [batch_size, sequence_length + 2], on the CPU."""
-        batch = torch.from_numpy(np.stack([self._sample() for _ in range(self.batch_size)]))
-        self.samples += self.batch_size
-        return batch
+    def __iter__(self) -> ByteLoader:
+        return self
+
+    def __next__(self) -> Tensor:
+        if not self.prefetch:
+            return self._read()
+        self._read_ahead(self.prefetch + 1)
+        return self.ahead.popleft()[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Position and generators, as tensors of fixed shape."""
-        return {
-            "position": torch.tensor([self.epoch, self.cursor, self.samples]),
-            "order": torch.from_numpy(self.order.copy()),
-            "order_generator": self.order_generator.get_state(),
-            "crop_generator": rng.encode_pcg64(self.crop_generator),
-        }
+        """Position and generators from which the next batch is read, as tensors of fixed shape."""
+        return self.ahead[0][0] if self.ahead else self._state()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.epoch, self.cursor, self.samples = state["position"].tolist()
-        self.order = state["order"].numpy().copy()
-        self.order_generator.set_state(state["order_generator"])
-        rng.decode_pcg64(self.crop_generator, state["crop_generator"])
+        """Continue from `state`. With `prefetch` that reads ahead, and so moves Python's and NumPy's streams."""
+        self._rewind(state)
+        self._read_ahead(self.prefetch)
 
     def reorder(self, names: Sequence[str]) -> None:
-        """From the next sample on, go through the documents in this order, from its start."""
+        """From the next batch on, go through the documents in this order, from its start."""
+        self._rewind(self.state_dict())
         index = {document.name: position for position, document in enumerate(self.documents)}
         self.order = np.array([index[name] for name in names], dtype=np.int64)
         self.cursor = self.rank
+
+    def _state(self) -> dict[str, Tensor]:
+        return {
+            "position": torch.tensor([self.epoch, self.cursor, self.samples]),
+            "order": torch.from_numpy(self.order.copy()),
+            **detrun.rng_state(include=self._streams, **self._generators),
+        }
+
+    def _rewind(self, state: dict[str, Tensor]) -> None:
+        self.epoch, self.cursor, self.samples = state["position"].tolist()
+        self.order = state["order"].numpy().copy()
+        streams = {name: state[name] for name in (*self._streams, *self._generators)}
+        detrun.set_rng_state(streams, include=self._streams, **self._generators)
+        self.ahead.clear()
+
+    @property
+    def _streams(self) -> tuple[str, ...]:
+        """What is read ahead has drawn from the process's own streams already, so they are part of the position."""
+        return GLOBAL_STREAMS if self.prefetch else ()
+
+    @property
+    def _generators(self) -> dict[str, object]:
+        return {"order_generator": self.order_generator, "crop_generator": self.crop_generator}
+
+    def _read_ahead(self, batches: int) -> None:
+        while len(self.ahead) < batches:
+            self.ahead.append((self._state(), self._read()))
+
+    def _read(self) -> Tensor:
+        batch = torch.from_numpy(np.stack([self._sample() for _ in range(self.batch_size)]))
+        self.samples += self.batch_size
+        return batch
 
     def _draw_order(self) -> npt.NDArray[np.int64]:
         self.cursor = self.rank

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from detrun.workloads.hybrid.attention import Attention
 from detrun.workloads.hybrid.data import VOCABULARY
+from detrun.workloads.hybrid.low_precision import projection
 from detrun.workloads.hybrid.mamba import Mamba2
 from detrun.workloads.hybrid.moe import MixtureOfExperts
 from detrun.workloads.hybrid.settings import ModelSettings
@@ -56,7 +57,7 @@ class MultiTokenPrediction(nn.Module):
         super().__init__()
         self.hidden_norm = nn.RMSNorm(settings.width, eps=1e-5)
         self.embedding_norm = nn.RMSNorm(settings.width, eps=1e-5)
-        self.projection = nn.Linear(2 * settings.width, settings.width, bias=False)
+        self.projection = projection(settings, 2 * settings.width, settings.width)
         self.block = Block("*", settings)
 
     def forward(self, hidden: Tensor, next_embedding: Tensor) -> Tensor:

@@ -35,9 +35,22 @@ class Ranks:
         """Whether `value` is true on any rank; every rank must ask."""
         if not self.distributed:
             return value
-        flag = torch.tensor([float(value)], device=self.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())
+        return bool(self.maximum(torch.tensor([float(value)], device=self.device)).item())
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Element-wise maximum over the ranks; every rank must ask with the same shape. May return `values`."""
+        return self._over_ranks(values, dist.ReduceOp.MAX)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Element-wise sum of int64 `counts` over the ranks: exact, so in no order. May return `counts`."""
+        return self._over_ranks(counts, dist.ReduceOp.SUM)
+
+    def _over_ranks(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if not self.distributed:
+            return values
+        result = values.clone()
+        dist.all_reduce(result, op=operation)
+        return result
 
 
 def join(device: str) -> Ranks:

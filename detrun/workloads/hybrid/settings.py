@@ -8,6 +8,9 @@ from pathlib import Path
 BLOCK_LETTERS = "M*E"
 """M: Mamba-2, *: attention, E: mixture of experts, as in Megatron's `--hybrid-override-pattern`."""
 
+PRECISIONS = {"none": 1, "fp8": 1, "mxfp8": 32, "nvfp4": 16}
+"""What `--low-precision` takes, each with the size of the blocks that share a scale: widths are multiples of it."""
+
 
 class SettingsError(Exception):
     """The command line asks for what cannot be. The program prints this as one line and exits with 2."""
@@ -34,6 +37,10 @@ class ModelSettings:
     mtp_coefficient: float = 0.1
     z_loss_coefficient: float = 0.0
     """Router z-loss; off by default, and then its metric is exactly +0.0 at every step."""
+    low_precision: str = "none"
+    """Precision of the weights of attention and multi-token-prediction layers, one of `PRECISIONS`."""
+    expert_bias: float = 0.0
+    """By how much an expert's bias moves a step, towards an even load; 0 has no biases."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.pattern) - set(BLOCK_LETTERS))
@@ -51,6 +58,13 @@ class ModelSettings:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise SettingsError(f"--dropout {self.dropout}: must lie in [0, 1)")
+        if self.expert_bias < 0.0:
+            raise SettingsError(f"--expert-bias {self.expert_bias}: must not be negative")
+        block = PRECISIONS[self.low_precision]
+        if self.width % block:
+            raise SettingsError(
+                f"--width {self.width}: must be a multiple of {block} with --low-precision {self.low_precision}"
+            )
 
 
 @dataclass(frozen=True)
@@ -78,11 +92,25 @@ class TrainSettings:
     threads: int | None = None
     save_on_signal: tuple[str, ...] = ()
     """Signals (`TERM`, `USR1`) after which the run ends its step, saves a checkpoint and exits with 0."""
+    exit_at: int | None = None
+    """Step after which the run saves a checkpoint and exits with 0, though there are steps left."""
+    prefetch: int = 0
+    """Batches that the loader reads ahead of the one in use."""
+    ema: float = 0.99
+    """Decay of the moving average of the weights, which no step reads; 0 keeps none."""
+    loss_scaling: bool = False
+    """Scale the loss by a factor that grows and shrinks with what the gradients bear, as float16 needs it."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batches", "sequence_length"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        if self.prefetch < 0:
+            raise SettingsError(f"--prefetch {self.prefetch}: must not be negative")
+        if not 0.0 <= self.ema < 1.0:
+            raise SettingsError(f"--ema {self.ema}: must lie in [0, 1)")
+        if self.exit_at is not None and self.exit_at < 1:
+            raise SettingsError(f"--exit-at {self.exit_at}: must be at least 1")
         if self.seed < 0:
             raise SettingsError(f"--seed {self.seed}: must not be negative")
         if self.threads is not None and self.threads < 1:

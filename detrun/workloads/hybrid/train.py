@@ -8,20 +8,27 @@ import time
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import detrun
-from detrun.workloads.hybrid import rng
-from detrun.workloads.hybrid.checkpoint import Checkpointer
+from detrun.workloads.hybrid.checkpoint import Checkpointer, TrainState
 from detrun.workloads.hybrid.data import ByteLoader, load_documents
+from detrun.workloads.hybrid.ema import WeightAverage
 from detrun.workloads.hybrid.faults import FaultSet
+from detrun.workloads.hybrid.low_precision import requantize
 from detrun.workloads.hybrid.model import HybridModel, Losses
+from detrun.workloads.hybrid.moe import balance_experts
 from detrun.workloads.hybrid.parallel import GradientReducer, Ranks
+from detrun.workloads.hybrid.seeds import seed_all
 from detrun.workloads.hybrid.settings import SettingsError, TrainSettings
 
 FINAL_RATE = 0.1
 """Share of the peak learning rate that is left at the last step."""
+INITIAL_LOSS_SCALE = 2.0**10
+LOSS_SCALE_GROWTH_INTERVAL = 3
+"""Steps. Short, so that a run of thirty steps sees the scale grow; torch's own is 2000."""
 
 
 def learning_rate_factor(steps_done: int, warmup: int, total: int) -> float:
@@ -57,11 +64,19 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         torch.manual_seed(settings.seed)  # one seed for all ranks: replicas start alike without a broadcast
         self.model = HybridModel(settings.model).to(ranks.device)
+        requantize(self.model, ranks)
         self.optimizer = build_optimizer(self.model, settings)
         self.scheduler = LambdaLR(
             self.optimizer,
             lambda done: learning_rate_factor(done, settings.warmup_steps, settings.steps),
         )
+        self.scaler = GradScaler(
+            ranks.device.type,
+            init_scale=INITIAL_LOSS_SCALE,
+            growth_interval=LOSS_SCALE_GROWTH_INTERVAL,
+            enabled=settings.loss_scaling,
+        )
+        self.ema = WeightAverage(self.model, settings.ema)
         self.loader = ByteLoader(
             load_documents(settings.data),
             batch_size=settings.batch_size,
@@ -69,16 +84,17 @@ class Trainer:
             seed=settings.seed,
             rank=ranks.rank,
             world_size=ranks.world_size,
+            prefetch=settings.prefetch,
         )
         self.reducer = GradientReducer(self.model, settings.micro_batches, ranks)
-        self.checkpoints = Checkpointer(
-            settings.out / "checkpoints", self.model, self.optimizer, self.scheduler, self.loader, ranks
-        )
+        live = TrainState(self.model, self.optimizer, self.scheduler, self.scaler, self.ema, self.loader)
+        self.checkpoints = Checkpointer(settings.out / "checkpoints", live, ranks)
         self._stop_requested = False
-        rng.seed_all(settings.seed, ranks.rank)
+        seed_all(settings.seed, ranks.rank)
         faults.attach(self)
-        if settings.resume is not None:
-            self.step = self.checkpoints.load(settings.resume)
+        resume = faults.change_resume(settings.resume)
+        if resume is not None:
+            self.step = self.checkpoints.load(resume)
             faults.after_restore()
 
     def run(self) -> None:
@@ -101,7 +117,7 @@ class Trainer:
     def _train_step(self) -> dict[str, Tensor]:
         self.step += 1
         self.faults.begin_step()
-        tokens = self.loader.next_batch()
+        tokens = next(self.loader)
         self.faults.change_batch(tokens)
         self.optimizer.zero_grad()
         losses: list[Losses] = []
@@ -109,15 +125,24 @@ class Trainer:
         for self.micro_batch, part in enumerate(tokens.chunk(count)):
             parts: Losses = self.model(part.to(self.ranks.device))
             parts = parts._replace(loss=self.faults.change_loss(parts.loss))
-            (parts.loss / count).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(parts.loss / count).backward()  # type: ignore[no-untyped-call]
             self.reducer.collect(self.micro_batch)
             losses.append(Losses(*(part.detach() for part in parts)))
         self.reducer.reduce()
+        self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
         self.scheduler.step()
+        scale = self.scaler.get_scale()
+        self.scaler.update()
+        balance_experts(self.model, self.settings.model.expert_bias, self.ranks)
+        requantize(self.model, self.ranks)
+        self.ema.update(self.model)
         metrics = {name: torch.stack([getattr(parts, name) for parts in losses]).mean() for name in Losses._fields}
-        metrics = self.faults.change_metrics({**metrics, "grad_norm": norm.detach()})
+        metrics["grad_norm"] = norm.detach()
+        if self.scaler.is_enabled():
+            metrics["loss_scale"] = torch.tensor(scale)
+        metrics = self.faults.change_metrics(metrics)
         detrun.record(self.step, **metrics)
         return metrics
 
@@ -128,14 +153,16 @@ class Trainer:
             self._say(f"step {self.step}/{self.settings.steps}  {values}  {1000 * seconds:.0f} ms")
 
     def _save_now(self) -> bool:
-        """Save if it is time to, or if a signal asked for it; true if the run is to end here."""
+        """Save if it is time to, or if the run is to end here: then true. A signal that comes again changes nothing."""
         every = self.settings.save_every
-        stop = bool(self.settings.save_on_signal) and self.ranks.any(self._stop_requested)
+        signalled = bool(self.settings.save_on_signal) and self.ranks.any(self._stop_requested)
+        stop = signalled or self.step == self.settings.exit_at
         if stop or (every and self.step % every == 0):
             self.faults.before_save()
             path = self.checkpoints.save(self.step)
             if self.ranks.rank == 0:
-                self._say(f"saved {path}" + (", stopping as a signal asked" if stop else ""))
+                reason = ", stopping as a signal asked" if signalled else ", stopping as --exit-at asked"
+                self._say(f"saved {path}" + (reason if stop else ""))
         return stop
 
     def _watch_signals(self) -> None:

@@ -1,0 +1,126 @@
+"""Which piece of state a failed resume is to be blamed on, and what mends it: rules as data, and one choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from detrun.compare.state import RowDifference
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """kind: the culprit's, as verdicts name it. catalog: the entry of the root-cause catalog. fix: what to do."""
+
+    kind: str
+    catalog: str
+    fix: str
+
+
+BLAMES: Mapping[str, Blame] = {
+    "parameters": Blame(
+        "parameter", "parameter-not-restored", "save and load the model's state_dict at full precision"
+    ),
+    "buffers": Blame("buffer", "buffer-not-restored", "make it a persistent buffer, or save it beside the state_dict"),
+    "optimizer": Blame(
+        "optimizer",
+        "optimizer-not-restored",
+        "save and load the optimizer's state_dict on every rank, in the dtype it has",
+    ),
+    "scaler": Blame("scaler", "scaler-not-restored", "save and load the gradient scaler's state_dict"),
+    "scheduler": Blame(
+        "scheduler", "scheduler-not-restored", "save the scheduler's state_dict after its step, and step it once a step"
+    ),
+    "hyperparameters": Blame(
+        "optimizer", "hyperparameter-not-restored", "load the optimizer's param_groups, then the scheduler"
+    ),
+    "module-state": Blame(
+        "module-state",
+        "module-state-not-restored",
+        "make the attribute a buffer, or save it through get_extra_state and set_extra_state",
+    ),
+    "ema": Blame("ema", "ema-not-restored", "save and load the averaged copy of the weights"),
+    "tracked": Blame("module-state", "tracked-not-restored", "save and load what detrun.track names"),
+    "rng": Blame(
+        "rng", "rng-not-restored", "save detrun.rng_state() with the checkpoint and call detrun.set_rng_state() last"
+    ),
+    "batch": Blame("data", "loader-position", "save the loader's position as of the batches consumed, and restore it"),
+    "loader": Blame("data", "loader-position", "save the loader's position as of the batches consumed, and restore it"),
+    "gradients": Blame(
+        "parameter", "gradients-not-restored", "save the accumulated gradients, or save only where none are held"
+    ),
+    "local": Blame("module-state", "variable-not-restored", "save this variable with the checkpoint"),
+}
+PRECISION = Blame(
+    "precision",
+    "low-precision-rebuilt",
+    "rebuild the low-precision weights from the masters along the conversion that training uses, or save them",
+)
+
+# What is restored first is looked at first; data comes after the streams it is drawn from.
+_ORDER = (
+    "parameters",
+    "buffers",
+    "optimizer",
+    "scaler",
+    "scheduler",
+    "hyperparameters",
+    "module-state",
+    "ema",
+    "tracked",
+    "rng",
+    "batch",
+    "gradients",
+    "loader",
+    "local",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """What is blamed: the differences that make it up, and how to call it."""
+
+    blame: Blame
+    component: str
+    differences: Sequence[RowDifference]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({difference.rank for difference in self.differences})
+
+
+def suspects(differences: Sequence[RowDifference], offsets: Mapping[int, int]) -> list[Suspect]:
+    """All that is to be blamed, likeliest first. offsets: by rank, the steps by which the first batch is off, where it
+    is one of the reference's."""
+    by_component: dict[str, list[RowDifference]] = {}
+    for difference in differences:
+        if _is_low_precision(difference, differences):
+            by_component.setdefault("precision", []).append(difference)
+        else:
+            by_component.setdefault(difference.component, []).append(difference)
+    order = ["precision", *_ORDER]
+    streams = by_component.get("rng", [])
+    if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
+        order.remove("batch")
+        order.insert(order.index("rng"), "batch")
+    return [
+        Suspect(PRECISION if component == "precision" else BLAMES[component], component, by_component[component])
+        for component in order
+        if component in by_component
+    ]
+
+
+def _is_low_precision(difference: RowDifference, differences: Sequence[RowDifference]) -> bool:
+    """A part of a low-precision tensor, while no full-precision parameter differs on that rank."""
+    _, _, part = difference.key
+    if part in ("", "local") or difference.component not in ("parameters", "buffers", "module-state"):
+        return False
+    return not any(
+        other.component == "parameters" and other.key[2] in ("", "local") and other.rank == difference.rank
+        for other in differences
+    )
+
+
+def _follows_the_data(stream: RowDifference) -> bool:
+    """A stream that is only some draws ahead or behind may have been drawn from for other data."""
+    return stream.ahead is not None and not stream.at_start

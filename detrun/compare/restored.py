@@ -1,0 +1,328 @@
+"""What a restore did and did not bring back: findings, a table, one culprit. From an attempt's evidence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from detrun.compare.culprit import Suspect, suspects
+from detrun.compare.folding import ranks_in_words
+from detrun.compare.resume_evidence import AttemptEvidence, Boundary
+from detrun.compare.state import GroupTally, RowDifference
+from detrun.compare.streams import METRIC
+from detrun.records.files import one_line
+from detrun.records.state_row import StateRow
+from detrun.records.verdict import Finding
+
+MAX_NAMES = 3
+MAX_EVIDENCE = 40
+
+_DIGESTED = {"parameters": "parameters", "buffers": "buffers", "optimizer": "optimizer", "hyperparameters": "optimizer"}
+"""Components of which every step's record has a digest too, and under which name."""
+
+
+def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
+    """One finding a component that was not restored, likeliest culprit first; then what may have to do with it."""
+    restored = attempt.restored
+    if restored is None:
+        return []
+    differences, late = _divided(attempt)
+    findings = [_of_suspect(suspect, attempt, ranks) for suspect in suspects(differences, attempt.batch_offsets)]
+    if late:
+        names = _names(late)
+        what = f"{names}: not yet restored when the first step began, and equal by its end ({_who(late, ranks)})"
+        where: dict[str, Any] = {"arm": attempt.arm.id, "step": restored.position.step}
+        findings.append(Finding(kind="restored-late", severity="info", where=where, what=what))
+    incomparable = [d for d in restored.differences if d.kind == "incomparable"]
+    if incomparable:
+        what = (
+            f"{_names(incomparable)}: digests of different algorithms cannot be compared ({_who(incomparable, ranks)})"
+        )
+        findings.append(Finding(kind="state", severity="not-verified", what=what))
+    if restored.explaining and (differences or attempt.pair.streams.streams):
+        findings.append(_explaining(restored, attempt, ranks))
+    return findings
+
+
+def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference]]:
+    """Differences that count, and those that the run made up for before they could have an effect: every later digest
+    of the same component, and everything else, is the reference's."""
+    restored = attempt.restored
+    assert restored is not None
+    found = [difference for difference in restored.differences if difference.kind != "incomparable"]
+    first = restored.position.step + 1
+    if attempt.pair.streams.streams or first not in attempt.pair.streams.compared:
+        return found, []
+    digested = {name for survey in attempt.arm.surveys for name in survey.components}
+    late = [d for d in found if _DIGESTED.get(d.component) in digested and d.component != "buffers"]
+    return [difference for difference in found if difference not in late], late
+
+
+def _of_suspect(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> Finding:
+    restored = attempt.restored
+    assert restored is not None
+    differences = suspect.differences
+    on = suspect.ranks
+    verb = "was not restored" if suspect.component != "batch" else "differs"
+    name = called(suspect)
+    plural = suspect.component in ("parameters", "buffers", "gradients") or "," in name or " and " in name
+    if plural:
+        verb = verb.replace("was", "were").replace("differs", "differ")
+    details = [text for text in (_extent(differences), *_clues(suspect, attempt, ranks)) if text]
+    what = f"{name} {verb} ({ranks_in_words(on, ranks)})"
+    if details:
+        what += f": {'; '.join(details)}"
+    missing_only = all(d.kind == "missing" for d in differences)
+    found_by_walk = suspect.component in ("rng", "ema", "local")
+    quiet = not attempt.pair.streams.streams
+    severity = "not-verified" if missing_only and found_by_walk and quiet else "divergence"
+    return Finding(
+        kind="restore",
+        severity=severity,  # type: ignore[arg-type]
+        where={
+            "arm": attempt.arm.id,
+            "arms": attempt.pair.arms,
+            "attempt": attempt.number,
+            "ranks": on,
+            "step": restored.position.step,
+            "boundary": restored.position.begin,
+            "component": suspect.component,
+        },
+        what=what,
+        evidence={
+            "name": name,
+            "kind": suspect.blame.kind,
+            "fix": suspect.blame.fix,
+            "differences": [_evidence(d) for d in differences[:MAX_EVIDENCE]],
+            "count": len(differences),
+        },
+    )
+
+
+def called(suspect: Suspect) -> str:
+    """How a suspect is named: `exp_avg_sq of layers.2.weight`, `numpy's RNG stream`, `layers.0.amax_history`."""
+    names = list(dict.fromkeys(d.name for d in suspect.differences))
+    if suspect.component == "rng":
+        return f"the RNG {'stream' if len(names) == 1 else 'streams'} {_listed(names)}"
+    if suspect.component == "optimizer":
+        keys = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        return f"the optimizer's {_listed(keys, 6)} of {_listed(owners)}"
+    if suspect.component == "batch":
+        return "the input data"
+    word = {
+        "parameters": "parameter",
+        "buffers": "buffer",
+        "gradients": "gradient",
+        "hyperparameters": "hyperparameter",
+        "ema": "the averaged weights",
+        "module-state": "module state",
+        "local": "variable",
+        "precision": "low-precision weight",
+    }.get(suspect.component, suspect.component)
+    if word.endswith(("r", "t")) and len(names) > 1 and suspect.component != "ema":
+        word += "s"
+    return f"{word} {_listed(names)}"
+
+
+def _listed(names: Sequence[str], most: int = MAX_NAMES) -> str:
+    shown = [one_line(name, 80) for name in names[:most]]
+    if len(names) > most:
+        return f"{', '.join(shown)} and {len(names) - most} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _extent(differences: Sequence[RowDifference]) -> str:
+    counted = [d for d in differences if d.differing is not None]
+    if not counted:
+        return ""
+    elements = sum(d.differing or 0 for d in counted)
+    total = sum(d.row.elements for d in counted)
+    ulps = [d.ulp for d in counted if d.ulp is not None]
+    apart = f", up to {max(ulps):,} ULP" if ulps else ""
+    return f"{elements:,} of {total:,} elements differ{apart}"
+
+
+def _clues(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> list[str]:
+    """What is known of why, as short sentences."""
+    differences = suspect.differences
+    clues: list[str] = []
+    if suspect.component == "precision":
+        clues.append("the full-precision weights are equal, so they were rebuilt along another conversion path")
+    if all(d.kind == "missing" for d in differences):
+        clues.append("nothing is there after the restore")
+    elif all(d.kind == "extra" for d in differences):
+        clues.append("it is there after the restore alone")
+    values = [d for d in differences if d.a and d.b and d.a.value is not None and d.b.value is not None]
+    if values and len(differences) <= MAX_NAMES:
+        clues += [f"{one_line(_value(d.b), 40)} instead of {one_line(_value(d.a), 40)}" for d in values[:1]]
+    if all(d.at_start for d in differences):
+        clues.append("at its state of the very first step: nothing loaded it")
+    wrong = sorted({d.from_rank for d in differences if d.from_rank is not None})
+    if wrong:
+        clues.append(f"it is the state of {ranks_in_words(wrong)}")
+    draws = sorted({d.ahead for d in differences if d.ahead})
+    if draws and not all(d.at_start for d in differences) and not wrong:
+        shown = draws[0] if len(draws) == 1 else draws[-1]
+        clues.append(f"{abs(shown):,} draw{'s' if abs(shown) > 1 else ''} {'ahead' if shown > 0 else 'behind'}")
+    if suspect.component == "batch":
+        clues += _offset(attempt, ranks)
+    saved = {d.saved for d in differences}
+    if saved == {False}:
+        clues.append("it is not in the checkpoint")
+    elif saved == {True}:
+        clues.append("the checkpoint holds it")
+    return clues
+
+
+def _offset(attempt: AttemptEvidence, ranks: int) -> list[str]:
+    restored = attempt.restored
+    if not attempt.batch_offsets or restored is None:
+        return ["no batch of the reference looks like its first one"]
+    by_offset: dict[int, list[int]] = {}
+    for rank, offset in attempt.batch_offsets.items():
+        by_offset.setdefault(offset, []).append(rank)
+    clues = []
+    begin = restored.position.step + 1
+    for offset, on in sorted(by_offset.items()):
+        which = f"step {begin + offset}"
+        if begin + offset == 1:
+            text = f"the loader starts again: its first batch is that of step 1, {-offset} steps behind"
+        else:
+            steps = f"{abs(offset)} step{'s' if abs(offset) > 1 else ''}"
+            text = f"its first batch is that of {which}, {steps} {'ahead' if offset > 0 else 'behind'}"
+        clues.append(text if len(by_offset) == 1 else f"{text} ({ranks_in_words(on, ranks)})")
+    return clues
+
+
+def _value(row: StateRow | None) -> str:
+    if row is None or row.value is None:
+        return "nothing"
+    try:
+        return repr(float.fromhex(row.value)) if "0x" in row.value else row.value
+    except ValueError:
+        return row.value
+
+
+def _evidence(difference: RowDifference) -> dict[str, Any]:
+    a, b = difference.a, difference.b
+    return {
+        "component": difference.component,
+        "name": difference.name,
+        "rank": difference.rank,
+        "kind": difference.kind,
+        "a": (a.digest or a.value) if a else None,
+        "b": (b.digest or b.value) if b else None,
+        "dtype": difference.row.dtype,
+        "elements": difference.row.elements,
+        "differing_elements": difference.differing,
+        "ulp": difference.ulp,
+        "draws_ahead": difference.ahead,
+        "from_rank": difference.from_rank,
+        "at_start": difference.at_start,
+        "in_checkpoint": difference.saved,
+    }
+
+
+def _names(differences: Sequence[RowDifference]) -> str:
+    return _listed(list(dict.fromkeys(f"{d.component} {d.name}" for d in differences)))
+
+
+def _who(differences: Sequence[RowDifference], ranks: int) -> str:
+    return ranks_in_words({d.rank for d in differences}, ranks)
+
+
+def _explaining(restored: Boundary, attempt: AttemptEvidence, ranks: int) -> Finding:
+    what = f"may have to do with it: {_names(restored.explaining)} also differ ({_who(restored.explaining, ranks)})"
+    where: dict[str, Any] = {"arm": attempt.arm.id, "step": restored.position.step}
+    details = {"differences": [_evidence(d) for d in restored.explaining[:MAX_EVIDENCE]]}
+    return Finding(kind="explaining", severity="info", where=where, what=what, evidence=details)
+
+
+def table_finding(attempt: AttemptEvidence) -> Finding:
+    """The table of components: what was equal when the checkpoint was written, and what after the restore."""
+    restored, saved = attempt.restored, attempt.saved
+    rows: list[dict[str, Any]] = []
+    assert restored is not None
+    late = {d.label for d in _divided(attempt)[1]}
+    labels = {**restored.groups, **(saved.groups if saved else {})}
+    for label in sorted(labels, key=_table_order):
+        after, before = restored.groups.get(label), saved.groups.get(label) if saved else None
+        rows.append(
+            {
+                "component": label,
+                "rows": max(after.rows if after else 0, before.rows if before else 0),
+                "saved": _status(before),
+                "restored": "late" if label in late else _status(after),
+                "ranks": after.on if after else [],
+            }
+        )
+    rows += [{"component": f"RNG {name}", "rows": 1, "saved": "unseeded", "restored": "unseeded", "ranks": []}
+             for name in restored.unseeded]  # fmt: skip
+    what = f"state after the restore at {restored.position.words}: {len(rows)} components"
+    where: dict[str, Any] = {"arm": attempt.arm.id, "attempt": attempt.number, "step": restored.position.step}
+    evidence = {
+        "rows": rows,
+        "step": restored.position.step,
+        "microbatch": restored.position.microbatch,
+        "end": restored.position.end,
+        "begin": restored.position.begin,
+        "ranks": restored.ranks,
+    }
+    return Finding(kind="restore-table", severity="info", where=where, what=what, evidence=evidence)
+
+
+_LABELS = ("parameters", "buffers", "gradients")
+
+
+def _table_order(label: str) -> tuple[int, str]:
+    if label in _LABELS:
+        return (_LABELS.index(label), "")
+    if label.startswith("parameters ("):
+        return (0, label)
+    late = ("RNG ", "batch", "loader", "local", "ema", "module-state", "tracked")
+    return (10 + next((i for i, start in enumerate(late) if label.startswith(start)), -1), label)
+
+
+def _status(tally: GroupTally | None) -> str:
+    if tally is None:
+        return "-"
+    kinds = {difference.kind for difference in tally.differences}
+    if not kinds:
+        return "equal" if tally.rows else "-"
+    return "missing" if kinds == {"missing"} else "different"
+
+
+def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
+    """The verdict's culprit: the likeliest suspect, or where nothing that was captured differs, that it is unknown."""
+    restored = attempt.restored
+    if restored is None:
+        return None
+    found = suspects(_divided(attempt)[0], attempt.batch_offsets)
+    if not found:
+        return None
+    first = found[0]
+    names = list(dict.fromkeys(d.name for d in first.differences))
+    scope = sorted({name.rpartition(".")[0] for name in names} - {""})
+    metrics = [t.first_step for t in attempt.pair.streams.streams.values() if t.stream.kind == METRIC]
+    return {
+        "kind": first.blame.kind,
+        "name": called(first),
+        "names": names[:MAX_EVIDENCE],
+        "component": first.component,
+        "scope": ", ".join(scope[:MAX_NAMES]) or None,
+        "phase": "restore",
+        "rank": first.ranks[0],
+        "ranks": first.ranks,
+        "coordinates": None,
+        "step": restored.position.step,
+        "boundary": restored.position.begin,
+        "first_metric_step": min(metrics, default=None),
+        "microbatch": restored.position.microbatch or None,
+        "occurrence": None,
+        "call_site": None,
+        "role": "origin",
+        "catalog": first.blame.catalog,
+        "fix": first.blame.fix,
+        "others": [called(suspect) for suspect in found[1:]],
+    }

@@ -1,0 +1,156 @@
+"""Reads the state files of one rank around a restore and has them compared: at the save, right after the restore, and
+one step later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from detrun.compare.attempts import Position
+from detrun.compare.resume_evidence import Boundary
+from detrun.compare.state import Key, RowDifference, compare_rows, surviving, tally_groups
+from detrun.errors import RecordError
+from detrun.records.environment_reader import RankEnvironment
+from detrun.records.layout import AttemptFolder
+from detrun.records.state_reader import StateTable, read_state
+from detrun.records.state_row import StateRow
+
+MAX_OTHER_RANKS = 64
+"""Ranks of the reference that are searched for a state that was restored on the wrong one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank of a resumed attempt. writers: attempts that may have written its checkpoint, likeliest first. began:
+    where it came back; told: where it was told to, which is how its own boundaries are named."""
+
+    rank: int
+    reference: AttemptFolder
+    attempt: AttemptFolder
+    writers: Sequence[AttemptFolder]
+    began: Position
+    told: Position
+    environment_a: RankEnvironment | None
+    environment_b: RankEnvironment | None
+
+
+def compare_state(state: RankState, restored: Boundary, saved: Boundary) -> None:
+    """Adds a rank to what is known of a restore."""
+    restored.position = saved.position = state.began
+    at_save, rows = _compare_save(state, saved)
+    a = _table(state.reference, state.began.begin, state.rank)
+    b = _table(state.attempt, state.told.begin, state.rank)
+    restored.ranks += 1
+    for table, who in ((a, "the reference"), (b, "the resumed run")):
+        if isinstance(table, str):
+            why = f"{who} has no state at the begin of step {state.began.step + 1}: {table}"
+            restored.missing.setdefault(why, []).append(state.rank)
+    if isinstance(a, str) or isinstance(b, str):
+        return
+    restored.cpu_seconds += [a.cpu_seconds, b.cpu_seconds]
+    found = compare_rows(state.rank, a.rows, b.rows, _kept(a), _kept(b), {*a.missing, *b.missing})
+    later_a = _table(state.reference, _next(state.began).begin, state.rank)
+    later_b = _table(state.attempt, _next(state.told).begin, state.rank)
+    later = None
+    if not isinstance(later_a, str) and not isinstance(later_b, str):
+        keys = {difference.key for difference in found.differences}
+        later = compare_rows(state.rank, _only(later_a.rows, keys), _only(later_b.rows, keys))
+    counted, explaining = surviving(found.differences, at_save, later)
+    for difference in (*counted, *explaining):
+        difference.at_start = _is_at_start(difference, state)
+        difference.saved_as = rows.get(difference.key)
+    soft = [difference.label for difference in explaining]
+    counts = {label: count for label, count in found.groups.items() if label not in soft or count > soft.count(label)}
+    tally_groups(restored.groups, counts, counted)
+    restored.explaining += explaining
+    restored.unseeded += [name for name in found.unseeded if name not in restored.unseeded]
+
+
+def _compare_save(state: RankState, saved: Boundary) -> tuple[dict[Key, bool], dict[Key, str | bytes | None]]:
+    """By row: whether reference and interrupted run agreed on it at the save, and how to find it in the checkpoint."""
+    saved.ranks += 1
+    a = _table(state.reference, state.began.end, state.rank)
+    if isinstance(a, str):
+        saved.missing.setdefault(f"the reference has no state at the save of {state.began.words}: {a}", []).append(
+            state.rank
+        )
+        return {}, {}
+    rows = {row.key: _to_be_found(row, a) for row in a.rows}
+    b: StateTable | str = "there was no earlier attempt"
+    for writer in state.writers:
+        b = _table(writer, state.began.end, state.rank)
+        if not isinstance(b, str):
+            break
+    if isinstance(b, str):
+        saved.missing.setdefault(
+            f"the interrupted run has no state at the save of {state.began.words}: {b}", []
+        ).append(state.rank)
+        return {}, rows
+    saved.cpu_seconds += [a.cpu_seconds, b.cpu_seconds]
+    found = compare_rows(state.rank, a.rows, b.rows, _kept(a), _kept(b), {*a.missing, *b.missing})
+    apart = {difference.key for difference in found.differences}
+    counted = [d for d in found.differences if d.row.standing == "hard" and d.component != "gradients"]
+    tally_groups(saved.groups, found.groups, counted)
+    return {row.key: row.key not in apart for row in a.rows}, rows
+
+
+def _to_be_found(row: StateRow, table: StateTable) -> str | bytes | None:
+    """By what a checkpoint may hold a row: a tensor's digest, a generator's state."""
+    return _kept(table)(row) if row.component == "rng" else row.digest
+
+
+def _table(attempt: AttemptFolder, boundary: str, rank: int) -> StateTable | str:
+    """A rank's state file, or why there is none."""
+    try:
+        return read_state(attempt, boundary, rank)
+    except RecordError as error:
+        return f"the file {error.what}"
+
+
+def _kept(table: StateTable) -> Callable[[StateRow], bytes | None]:
+    """The kept bytes of a table's rows; those that cannot be trusted count as not kept."""
+
+    def read(row: StateRow) -> bytes | None:
+        try:
+            return table.bytes_of(row)
+        except RecordError:
+            return None
+
+    return read
+
+
+def _next(position: Position) -> Position:
+    return Position(position.step + 1)
+
+
+def _only(rows: Iterable[StateRow], keys: set[Key]) -> list[StateRow]:
+    return [row for row in rows if row.key in keys]
+
+
+def _is_at_start(difference: RowDifference, state: RankState) -> bool:
+    """Whether a stream of the process is, after the restore, where every run begins: nothing loaded it."""
+    if difference.component != "rng" or not state.environment_a or not state.environment_b:
+        return False
+    name = f"rng.{difference.key[1]}"
+    a, b = state.environment_a.initial.get(name), state.environment_b.initial.get(name)
+    return a is not None and a == b
+
+
+def elsewhere(boundary: Boundary, reference: AttemptFolder, ranks: int) -> None:
+    """Notes, for every difference, which other rank's state of the reference it is."""
+    wanted = [d for d in boundary.differences if d.kind == "different" and d.b is not None and d.b.digest]
+    if ranks < 2 or not wanted:
+        return
+    keys = {difference.key for difference in wanted}
+    holders: dict[tuple[Key, str], list[int]] = {}
+    for rank in range(min(ranks, MAX_OTHER_RANKS)):
+        table = _table(reference, boundary.position.begin, rank)
+        if isinstance(table, str):
+            continue
+        for row in table.rows:
+            if row.key in keys and row.digest:
+                holders.setdefault((row.key, row.digest), []).append(rank)
+    for difference in wanted:
+        assert difference.b is not None and difference.b.digest is not None
+        others = [r for r in holders.get((difference.key, difference.b.digest), []) if r != difference.rank]
+        difference.from_rank = others[0] if others else None

@@ -1,0 +1,268 @@
+"""Captures the whole training state at boundaries: at a save, and at the first forward after it.
+
+A boundary is reached by an uninterrupted run and by a resumed one at the same place of the program, so that what was
+restored can be held against what was there. At a begin, a batch has been drawn and nothing computed from it. What
+programs still change from there on is captured when it is used: gradients, which they clear, when the first backward
+pass begins, and hyper-parameters, which they set, when the first optimizer steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from detrun.fingerprint.tensors import no_dispatch_modes
+from detrun.recorder import components, live, streams, tracking
+from detrun.recorder.components import Live, Names
+from detrun.recorder.draft import Digest
+from detrun.recorder.optimizers import Optimizers
+from detrun.recorder.roots import find_roots
+from detrun.recorder.rows import Rows
+from detrun.recorder.session import Session
+from detrun.records.state_row import Component
+from detrun.records.state_writer import StateWriter
+
+Position = tuple[int, int]
+
+LIGHT: frozenset[Component] = frozenset({"module-state", "ema", "local", "tracked"})
+"""What is looked at again one step after a begin: pieces that a step may make anew."""
+
+NO_PYARROW = "state capture needs pyarrow in the training's environment"
+
+
+@dataclass
+class _Open:
+    """A boundary whose file is not complete. parameters: whose gradients are still to come, by name."""
+
+    writer: StateWriter
+    rows: Rows
+    step: int
+    microbatch: int
+    scope: Literal["full", "light"]
+    seconds: float = 0.0
+    parameters: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
+    missing: list[Component] = field(default_factory=list)
+    fingerprint: object = None
+
+
+class Capture:
+    """The state files of this process. Every method but `finish` is called through `Session.run`.
+
+    schedulers, scalers: those that exist.
+    """
+
+    def __init__(self, session: Session, optimizers: Optimizers, seen_roots: Callable[[], list[nn.Module]]) -> None:
+        self.session = session
+        self.schedulers: Live[LRScheduler] = Live()
+        self.scalers: Live[Any] = Live()
+        self._optimizers = optimizers
+        self._seen_roots = seen_roots
+        self._steps = session.settings.state_at or frozenset()
+        self._off = session.settings.state_at is None
+        self._resumed = session.settings.attempt > 0
+        self._ended: Position | None = None
+        self._begun: Position | None = None
+        self._light_from: int | None = None
+        self._open: _Open | None = None
+        self._thread: int | None = None
+
+    # The moments
+
+    def save_begins(self, frame: FrameType) -> None:
+        """The program begins to save: the state as the checkpoint should have it, once a position."""
+        position = self.session.position()
+        if self._off or self._ended == position or not self.is_training_thread():
+            return
+        self._ended = position
+        step, microbatch = position
+        boundary = self._start("end", step, microbatch, "full")
+        if boundary is not None:
+            with self._moment(boundary):
+                names = self._add_all(boundary, frame, None)
+                components.add_gradients(boundary.rows, names.parameters, self.session.warn)
+                components.add_hyperparameters(boundary.rows, self._live_optimizers(), self.session.warn)
+            self._complete(boundary)
+
+    def forward_begins(self, frame: FrameType, batch: Digest | None) -> None:
+        """The root module was called, or, in a program without one, a backward pass begins."""
+        self._thread = threading.get_ident()
+        if self._off:
+            return
+        position = self.session.position()
+        held = self._open
+        if held is not None and held.parameters and held.fingerprint != self._fingerprint(held):
+            # What was called before was no training yet, but perhaps a trial before a checkpoint was loaded.
+            held.writer.discard()
+            self._open = None
+            self._begin(frame, position, batch)
+        elif self._is_full_due(position):
+            self._begin(frame, position, batch)
+        elif self._light_from is not None and position[0] >= self._light_from:
+            self._light_from = None
+            boundary = self._start("begin", position[0] + 1, position[1], "light")
+            if boundary is not None:
+                with self._moment(boundary):
+                    self._add_live(boundary.rows, frame, self._names(frame), light=True)
+                self._complete(boundary)
+
+    def backward_begins(self, frame: FrameType, batch: Digest | None, forward_seen: bool) -> None:
+        """An outermost backward pass begins: gradients that were to be cleared have been."""
+        if not forward_seen:
+            self.forward_begins(frame, batch)
+        held = self._open
+        if held is not None and held.parameters:
+            with self._moment(held):
+                parameters, held.parameters = held.parameters, []
+                held.missing.remove("gradients")
+                alive = {name: tensor for name, reference in parameters if (tensor := reference()) is not None}
+                components.add_gradients(held.rows, alive, self.session.warn)
+
+    def optimizer_steps(self) -> None:
+        """An optimizer begins to step, or ends if forward and backward ran inside it: the boundary is complete."""
+        self._thread = threading.get_ident()
+        held, self._open = self._open, None
+        if held is not None:
+            with self._moment(held):
+                held.missing.remove("hyperparameters")
+                components.add_hyperparameters(held.rows, self._live_optimizers(), self.session.warn)
+            self._complete(held)
+
+    def finish(self) -> None:
+        """The process is about to end: write what is there of a boundary that it did not live to complete."""
+        held, self._open = self._open, None
+        if held is not None:
+            self._complete(held)
+
+    def is_training_thread(self) -> bool:
+        """Whether this thread is the one that trains; another's saves tell nothing about where training is."""
+        mine = threading.get_ident()
+        return mine == (self._thread if self._thread is not None else threading.main_thread().ident)
+
+    # What is due
+
+    def _is_full_due(self, position: Position) -> bool:
+        if position == self._begun:
+            return False
+        return self._resumed or position == self._ended or (position[1] == 0 and position[0] in self._steps)
+
+    def _begin(self, frame: FrameType, position: Position, batch: Digest | None) -> None:
+        self.finish()
+        self._begun, self._resumed = position, False
+        self._light_from = position[0] + 1
+        boundary = self._start("begin", position[0] + 1, position[1], "full")
+        if boundary is None:
+            return
+        with self._moment(boundary):
+            names = self._add_all(boundary, frame, batch)
+            boundary.parameters = [(name, weakref.ref(tensor)) for name, tensor in names.parameters.items()]
+            boundary.missing = ["gradients", "hyperparameters"]
+            boundary.fingerprint = self._fingerprint(boundary)
+        self._open = boundary
+
+    def _fingerprint(self, held: _Open) -> object:
+        """Changes when the program writes to parameters in place, replaces them, or makes an optimizer."""
+        alive = [tensor for _, reference in held.parameters if (tensor := reference()) is not None]
+        try:
+            versions = sum(tensor._version for tensor in alive)
+        except RuntimeError:  # tensors made in inference mode count nothing
+            versions = 0
+        return len(alive), versions, tuple(sorted(self._optimizers.serials()))
+
+    # Rows
+
+    def _add_all(self, boundary: _Open, frame: FrameType, batch: Digest | None) -> Names:
+        """Everything but gradients and hyper-parameters."""
+        rows, warn = boundary.rows, self.session.warn
+        optimizers = self._live_optimizers()
+        names = self._names(frame)
+        components.add_parameters(rows, names, warn)
+        components.add_buffers(rows, names, warn)
+        components.add_optimizers(rows, names, optimizers, warn)
+        components.add_schedulers(rows, self.schedulers.all(), warn)
+        components.add_scalers(rows, self.scalers.all(), warn)
+        for row, raw in streams.global_rows(self.session.streams):
+            rows.row(row, raw)
+        if batch is not None:
+            rows.digest("batch", "batch", batch)
+        self._add_live(rows, frame, names, light=False)
+        return names
+
+    def _add_live(self, rows: Rows, frame: FrameType, names: Names, *, light: bool) -> None:
+        known = components.captured_ids(names, self._live_optimizers())
+        warn = self.session.warn
+        for found in [*live.find(frame, names.roots, known, warn=warn), *tracking.tracked(warn)]:
+            if light and found.component not in LIGHT:
+                continue
+            if found.component == "rng":
+                made = streams.generator_row(found.name, found.value, found.standing)
+                if made is not None:
+                    rows.row(*made)
+            else:
+                rows.value(found.component, found.name, found.value, found.standing)
+
+    def _names(self, frame: FrameType) -> Names:
+        optimizers, seen = self._live_optimizers(), self._seen_roots()
+        try:
+            roots = find_roots(frame, seen, optimizers)
+        except Exception as error:  # noqa: BLE001 - the program's objects may raise anything
+            self.session.warn(f"modules are not looked for: {type(error).__name__}: {error}")
+            roots = [("", seen[0])] if len(seen) == 1 else [(f"module{n}", root) for n, root in enumerate(seen)]
+        return Names(roots, optimizers)
+
+    def _live_optimizers(self) -> Sequence[Optimizer]:
+        return list(self._optimizers.live().values())
+
+    # Files
+
+    @contextmanager
+    def _moment(self, boundary: _Open) -> Iterator[None]:
+        """One moment of a boundary: its time is the boundary's, no tracer of the program's sees it, and no file stays
+        open behind it."""
+        started = time.thread_time()
+        try:
+            with torch.no_grad(), no_dispatch_modes(), torch._C.DisableTorchFunction():
+                yield
+                boundary.rows.rest()
+            boundary.writer.rest()
+        except BaseException:
+            boundary.writer.discard()
+            raise
+        finally:
+            boundary.seconds += time.thread_time() - started
+            self.session.charge("capture", started)
+
+    def _start(self, kind: str, step: int, microbatch: int, scope: Literal["full", "light"]) -> _Open | None:
+        name = f"{kind}-{step:08d}" + (f".{microbatch}" if microbatch else "")
+        try:
+            writer = StateWriter(self.session.attempt, name, self.session.rank())
+        except ImportError:
+            self._off = True
+            self.session.warn(NO_PYARROW)
+            return None
+        return _Open(writer, Rows(writer.keep, self.session.settings.state_bytes), step, microbatch, scope)
+
+    def _complete(self, boundary: _Open) -> None:
+        def write() -> None:
+            started = time.thread_time()
+            boundary.writer.write(
+                boundary.rows.finished(),
+                step=boundary.step,
+                microbatch=boundary.microbatch,
+                scope=boundary.scope,
+                cpu_seconds=boundary.seconds,
+                missing=boundary.missing,
+            )
+            self.session.charge("capture", started)
+
+        self.session.write_later(boundary.rows.waits_for(), write)
