@@ -89,17 +89,25 @@ class Suspect:
         return sorted({difference.rank for difference in self.differences})
 
 
-def suspects(differences: Sequence[RowDifference], offsets: Mapping[int, int]) -> list[Suspect]:
+def suspects(
+    differences: Sequence[RowDifference], offsets: Mapping[int, int], explaining: Sequence[RowDifference] = ()
+) -> list[Suspect]:
     """All that is to be blamed, likeliest first. offsets: by rank, the steps by which the first batch is off, where it
-    is one of the reference's."""
+    is one of the reference's. explaining: differences that count for nothing alone."""
     by_component: dict[str, list[RowDifference]] = {}
+    loader = _whole_loader(differences, explaining)
     for difference in differences:
-        if _is_low_precision(difference, differences):
+        if loader and difference.component in ("rng", "batch"):
+            by_component.setdefault("loader", list(loader)).append(difference)
+        elif _is_low_precision(difference, differences):
             by_component.setdefault("precision", []).append(difference)
         else:
             by_component.setdefault(difference.component, []).append(difference)
     order = ["precision", *_ORDER]
     streams = by_component.get("rng", [])
+    if loader:
+        order.remove("loader")
+        order.insert(order.index("rng"), "loader")
     if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
         order.remove("batch")
         order.insert(order.index("rng"), "batch")
@@ -108,6 +116,18 @@ def suspects(differences: Sequence[RowDifference], offsets: Mapping[int, int]) -
         for component in order
         if component in by_component
     ]
+
+
+def _whole_loader(differences: Sequence[RowDifference], explaining: Sequence[RowDifference]) -> list[RowDifference]:
+    """What a loader counts and holds, if it differs together with the data and no stream but the loader's own does:
+    then it is the loader that was not restored, and its streams with it."""
+    counts = [difference for difference in explaining if difference.component == "loader"]
+    owners = {difference.key[1].partition(".")[0] for difference in counts}
+    streams = [difference for difference in differences if difference.component == "rng"]
+    data = any(difference.component == "batch" for difference in differences)
+    if not data or not streams or any(stream.key[1].partition(".")[0] not in owners for stream in streams):
+        return []
+    return counts
 
 
 def _is_low_precision(difference: RowDifference, differences: Sequence[RowDifference]) -> bool:

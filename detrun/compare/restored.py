@@ -7,7 +7,7 @@ from typing import Any
 
 from detrun.compare.culprit import Suspect, suspects
 from detrun.compare.folding import ranks_in_words
-from detrun.compare.resume_evidence import AttemptEvidence, Boundary
+from detrun.compare.resume_evidence import AttemptEvidence
 from detrun.compare.state import GroupTally, RowDifference
 from detrun.compare.streams import METRIC
 from detrun.records.files import one_line
@@ -26,8 +26,9 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     restored = attempt.restored
     if restored is None:
         return []
-    differences, late = _divided(attempt)
-    findings = [_of_suspect(suspect, attempt, ranks) for suspect in suspects(differences, attempt.batch_offsets)]
+    differences, late, explaining = _divided(attempt)
+    found = suspects(differences, attempt.batch_offsets, explaining)
+    findings = [_of_suspect(suspect, attempt, ranks) for suspect in found]
     if late:
         names = _names(late)
         what = f"{names}: not yet restored when the first step began, and equal by its end ({_who(late, ranks)})"
@@ -39,23 +40,32 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
             f"{_names(incomparable)}: digests of different algorithms cannot be compared ({_who(incomparable, ranks)})"
         )
         findings.append(Finding(kind="state", severity="not-verified", what=what))
-    if restored.explaining and (differences or attempt.pair.streams.streams):
-        findings.append(_explaining(restored, attempt, ranks))
+    rest = [d for d in explaining if not any(d in suspect.differences for suspect in found)]
+    if rest and (differences or attempt.pair.streams.streams):
+        findings.append(_explaining(rest, attempt, ranks))
     return findings
 
 
-def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference]]:
-    """Differences that count, and those that the run made up for before they could have an effect: every later digest
-    of the same component, and everything else, is the reference's."""
+def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference], list[RowDifference]]:
+    """Differences that count; those that the run made up for before they could have an effect (every later digest of
+    the same component, and everything else, is the reference's); and those that may only explain others.
+
+    What a step makes anew is told from what was lost by its being equal one step later. Where the run has parted for
+    another reason it no longer is, and tells nothing.
+    """
     restored = attempt.restored
     assert restored is not None
     found = [difference for difference in restored.differences if difference.kind != "incomparable"]
+    explaining = list(restored.explaining)
+    if any(difference.row.standing == "hard" for difference in found):
+        explaining += [difference for difference in found if difference.row.standing != "hard"]
+        found = [difference for difference in found if difference.row.standing == "hard"]
     first = restored.position.step + 1
     if attempt.pair.streams.streams or first not in attempt.pair.streams.compared:
-        return found, []
+        return found, [], explaining
     digested = {name for survey in attempt.arm.surveys for name in survey.components}
     late = [d for d in found if _DIGESTED.get(d.component) in digested and d.component != "buffers"]
-    return [difference for difference in found if difference not in late], late
+    return [difference for difference in found if difference not in late], late, explaining
 
 
 def _of_suspect(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> Finding:
@@ -65,10 +75,9 @@ def _of_suspect(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> Findi
     on = suspect.ranks
     verb = "was not restored" if suspect.component != "batch" else "differs"
     name = called(suspect)
-    plural = suspect.component in ("parameters", "buffers", "gradients") or "," in name or " and " in name
-    if plural:
-        verb = verb.replace("was", "were").replace("differs", "differ")
-    details = [text for text in (_extent(differences), *_clues(suspect, attempt, ranks)) if text]
+    if suspect.component not in ("batch", "loader") and len({d.name for d in differences}) > 1:
+        verb = verb.replace("was", "were")
+    details = [text for text in (_extent(suspect), *_clues(suspect, attempt, ranks)) if text]
     what = f"{name} {verb} ({ranks_in_words(on, ranks)})"
     if details:
         what += f": {'; '.join(details)}"
@@ -110,6 +119,9 @@ def called(suspect: Suspect) -> str:
         return f"the optimizer's {_listed(keys, 6)} of {_listed(owners)}"
     if suspect.component == "batch":
         return "the input data"
+    if suspect.component == "loader":
+        owners = list(dict.fromkeys(d.key[1].partition(".")[0] for d in suspect.differences if d.component == "rng"))
+        return f"the data loader's position ({_listed(owners)})"
     word = {
         "parameters": "parameter",
         "buffers": "buffer",
@@ -132,9 +144,9 @@ def _listed(names: Sequence[str], most: int = MAX_NAMES) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _extent(differences: Sequence[RowDifference]) -> str:
-    counted = [d for d in differences if d.differing is not None]
-    if not counted:
+def _extent(suspect: Suspect) -> str:
+    counted = [d for d in suspect.differences if d.differing is not None]
+    if not counted or suspect.component in ("batch", "loader"):
         return ""
     elements = sum(d.differing or 0 for d in counted)
     total = sum(d.row.elements for d in counted)
@@ -154,18 +166,21 @@ def _clues(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> list[str]:
     elif all(d.kind == "extra" for d in differences):
         clues.append("it is there after the restore alone")
     values = [d for d in differences if d.a and d.b and d.a.value is not None and d.b.value is not None]
-    if values and len(differences) <= MAX_NAMES:
-        clues += [f"{one_line(_value(d.b), 40)} instead of {one_line(_value(d.a), 40)}" for d in values[:1]]
+    if values and (len(differences) <= MAX_NAMES or suspect.component == "loader"):
+        clues += [
+            f"{one_line(d.name, 60)} is {one_line(_value(d.b), 40)} instead of {one_line(_value(d.a), 40)}"
+            for d in values[:2]
+        ]
     if all(d.at_start for d in differences):
         clues.append("at its state of the very first step: nothing loaded it")
     wrong = sorted({d.from_rank for d in differences if d.from_rank is not None})
     if wrong:
         clues.append(f"it is the state of {ranks_in_words(wrong)}")
     draws = sorted({d.ahead for d in differences if d.ahead})
-    if draws and not all(d.at_start for d in differences) and not wrong:
+    if draws and suspect.component == "rng" and not all(d.at_start for d in differences) and not wrong:
         shown = draws[0] if len(draws) == 1 else draws[-1]
         clues.append(f"{abs(shown):,} draw{'s' if abs(shown) > 1 else ''} {'ahead' if shown > 0 else 'behind'}")
-    if suspect.component == "batch":
+    if suspect.component in ("batch", "loader"):
         clues += _offset(attempt, ranks)
     saved = {d.saved for d in differences}
     if saved == {False}:
@@ -178,7 +193,7 @@ def _clues(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> list[str]:
 def _offset(attempt: AttemptEvidence, ranks: int) -> list[str]:
     restored = attempt.restored
     if not attempt.batch_offsets or restored is None:
-        return ["no batch of the reference looks like its first one"]
+        return ["its first batch is none of the reference's"]
     by_offset: dict[int, list[int]] = {}
     for rank, offset in attempt.batch_offsets.items():
         by_offset.setdefault(offset, []).append(rank)
@@ -232,10 +247,10 @@ def _who(differences: Sequence[RowDifference], ranks: int) -> str:
     return ranks_in_words({d.rank for d in differences}, ranks)
 
 
-def _explaining(restored: Boundary, attempt: AttemptEvidence, ranks: int) -> Finding:
-    what = f"may have to do with it: {_names(restored.explaining)} also differ ({_who(restored.explaining, ranks)})"
-    where: dict[str, Any] = {"arm": attempt.arm.id, "step": restored.position.step}
-    details = {"differences": [_evidence(d) for d in restored.explaining[:MAX_EVIDENCE]]}
+def _explaining(differences: Sequence[RowDifference], attempt: AttemptEvidence, ranks: int) -> Finding:
+    what = f"may have to do with it: {_names(differences)} also differ ({_who(differences, ranks)})"
+    where: dict[str, Any] = {"arm": attempt.arm.id, "attempt": attempt.number}
+    details = {"differences": [_evidence(d) for d in differences[:MAX_EVIDENCE]]}
     return Finding(kind="explaining", severity="info", where=where, what=what, evidence=details)
 
 
@@ -244,7 +259,8 @@ def table_finding(attempt: AttemptEvidence) -> Finding:
     restored, saved = attempt.restored, attempt.saved
     rows: list[dict[str, Any]] = []
     assert restored is not None
-    late = {d.label for d in _divided(attempt)[1]}
+    counted, made_up_for, _ = _divided(attempt)
+    late, blamed = {d.label for d in made_up_for}, {d.label for d in counted}
     labels = {**restored.groups, **(saved.groups if saved else {})}
     for label in sorted(labels, key=_table_order):
         after, before = restored.groups.get(label), saved.groups.get(label) if saved else None
@@ -253,8 +269,12 @@ def table_finding(attempt: AttemptEvidence) -> Finding:
                 "component": label,
                 "rows": max(after.rows if after else 0, before.rows if before else 0),
                 "saved": _status(before),
-                "restored": "late" if label in late else _status(after),
-                "ranks": after.on if after else [],
+                "restored": "late"
+                if label in late
+                else _status(after)
+                if label in blamed or not _apart(after)
+                else "-",
+                "ranks": after.on if after and label in blamed else [],
             }
         )
     rows += [{"component": f"RNG {name}", "rows": 1, "saved": "unseeded", "restored": "unseeded", "ranks": []}
@@ -284,6 +304,10 @@ def _table_order(label: str) -> tuple[int, str]:
     return (10 + next((i for i, start in enumerate(late) if label.startswith(start)), -1), label)
 
 
+def _apart(tally: GroupTally | None) -> bool:
+    return tally is not None and bool(tally.differences)
+
+
 def _status(tally: GroupTally | None) -> str:
     if tally is None:
         return "-"
@@ -298,7 +322,8 @@ def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
     restored = attempt.restored
     if restored is None:
         return None
-    found = suspects(_divided(attempt)[0], attempt.batch_offsets)
+    differences, _, explaining = _divided(attempt)
+    found = suspects(differences, attempt.batch_offsets, explaining)
     if not found:
         return None
     first = found[0]

@@ -125,7 +125,7 @@ def _resume_args(recipe: dict[str, Any]) -> tuple[str, ...]:
 def _context(
     id: str, arm: str, attempt: int, plan: ArmPlan, args: tuple[str, ...], templates: tuple[str, ...]
 ) -> ArmContext:
-    return ArmContext(arm, id, attempt, (), (*args, *plan.declared.args), dict(plan.declared.env), templates)
+    return ArmContext(arm, id, attempt, (), (*plan.declared.args, *args), dict(plan.declared.env), templates)
 
 
 def _attempt(

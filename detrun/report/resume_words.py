@@ -84,7 +84,11 @@ def _culprit(verdict: Verdict, experiment: ExperimentFile) -> str:
         if first is None:
             return "the resumed run differs"
         who = ranks_in_words(first.ranks, experiment.ranks)
-        return f"at step {first.step}, {who}, in {first.stream}, though all that was captured had been restored"
+        captured = any(table.evidence["rows"] for table in verdict.of_kind("restore-table"))
+        known = (
+            "though all that was captured had been restored" if captured else "and no state was captured to tell why"
+        )
+        return f"at step {first.step}, {who}, in {first.stream}, {known}"
     found = next(iter(verdict.of_kind("restore")), None)
     text = found.what if found else f"{culprit['name']} was not restored"
     return text.partition("): ")[0] + (")" if "): " in text else "")
@@ -266,7 +270,8 @@ def below(verdict: Verdict) -> list[str]:
     first = verdict.first_divergence
     if verdict.verdict == "diverged" and first is not None:
         lines.append(_first_metric(verdict))
-        lines += [f"also: {name}" for name in (verdict.culprit or {}).get("others", ())]
+        others = (verdict.culprit or {}).get("others", ())
+        lines += [f"also different: {'; '.join(others)}"] if others else []
         lines += [finding.what for finding in verdict.of_kind("explaining")]
         if verdict.culprit and verdict.culprit.get("fix"):
             lines.append(f"fix: {verdict.culprit['fix']}")

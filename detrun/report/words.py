@@ -119,7 +119,7 @@ def first_rows(verdict: Verdict, experiment: ExperimentFile) -> list[Row]:
         return []
     rows = []
     for finding in verdict.of_severity("divergence"):
-        if finding.where.get("arms") != first.arms:
+        if finding.where.get("arms") != first.arms or finding.kind == "restore":
             continue
         ranks = finding.where.get("ranks", [])
         who = "all" if len(ranks) >= experiment.ranks > 1 else ranks_in_words(ranks).partition(" ")[2]
