@@ -19,7 +19,7 @@ from detrun.checkpoints.entry import Entry
 from detrun.checkpoints.flatten import flatten
 from detrun.checkpoints.rebuild import CALLS
 from detrun.checkpoints.sources import BLOCK, Files, FileSource, read
-from detrun.checkpoints.tensors import Rows, StoredTensor, numbers
+from detrun.checkpoints.tensors import Rows, StoredTensor, numbers, raw_dtype
 from detrun.checkpoints.torch_file import load_zip
 from detrun.checkpoints.unpickle import Opaque, unpickle
 from detrun.errors import RecordError
@@ -168,8 +168,8 @@ class ShardData:
     def nbytes(self) -> int:
         return math.prod(self.shape) * LAYOUTS[self.dtype].element_bytes
 
-    def tensor(self) -> StoredTensor:
-        """Raises RecordError where the shard is not the tensor that the metadata says."""
+    def stored(self) -> StoredTensor:
+        """The tensor as it lies in its file. Raises RecordError where it is not the one that the metadata says."""
         if self.transformed:
             raise RecordError("is compressed, which detrun does not read", where=self.source.where)
         found = load_zip(self.source)
@@ -178,7 +178,7 @@ class ShardData:
         return found
 
     def blocks(self) -> Iterator[memoryview]:
-        return self.tensor().blocks()
+        return self.stored().blocks()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +194,9 @@ class Assembled:
     def nbytes(self) -> int:
         return math.prod(self.shape) * LAYOUTS[self.dtype].element_bytes
 
+    def stored(self) -> None:
+        """It lies in several pieces."""
+
     def blocks(self) -> Iterator[memoryview]:
         size = LAYOUTS[self.dtype].element_bytes
         step = max(1, BLOCK // max(math.prod(self.shape[1:]) * size, 1))
@@ -204,7 +207,7 @@ class Assembled:
             at_hand = [(chunk, rows) for chunk, rows in at_hand if chunk.offsets[0] + chunk.shape[0] > begin]
             while waiting and waiting[0].offsets[0] < end:
                 chunk = waiting.popleft()
-                at_hand.append((chunk, chunk.tensor().rows()))
+                at_hand.append((chunk, chunk.stored().rows()))
             yield self._slab(begin, end, at_hand).reshape(-1).view(np.uint8).data
 
     def _slab(self, begin: int, end: int, at_hand: list[tuple[ShardData, Rows]]) -> _Array:
@@ -217,7 +220,7 @@ class Assembled:
         # Before anything is allocated: a damaged description must not claim more memory than its shards have.
         if sum((high - low) * math.prod(chunk.shape[1:]) for chunk, _, low, high in runs) != math.prod(shape):
             raise RecordError(_GAPS, where=self.name)
-        slab = np.empty(shape, dtype=f"V{LAYOUTS[self.dtype].element_bytes}")
+        slab = np.empty(shape, dtype=raw_dtype(LAYOUTS[self.dtype].element_bytes))
         filled = np.zeros(shape, dtype=np.bool_)
         for chunk, rows, low, high in runs:
             first = chunk.offsets[0] - begin

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from detrun.checkpoints.entry import Entry
 from detrun.checkpoints.read import Checkpoint, open_checkpoint
+from detrun.checkpoints.tensors import StoredTensor, dense_strides
 from detrun.errors import RecordError
 from detrun.fingerprint.elements import LAYOUTS, ElementComparison
 
@@ -21,9 +22,9 @@ class Difference:
     """How one entry differs.
 
     what: it is in one of them only; its dtype, else its shape, else its plain value, else its bytes differ; or it could
-    not be read, `problem` says why. a and b: what each has, as text. elements: of the tensor. differing_elements,
-    max_ulp (None where no differing pair has a distance), first (index in memory order of the first one) and nan (pairs
-    with a NaN): of its bytes; where these are no numbers, an element is a byte.
+    not be read, `problem` says why. a and b: what each has, as text. elements: of the tensor. Of its bytes:
+    differing_elements, max_ulp (None where no differing pair has a distance), first (row-major index of the one that
+    lies first), nan (pairs with a NaN); where these are no numbers, an element is a byte.
     """
 
     name: str
@@ -92,12 +93,16 @@ class Comparison:
 
     def _bytes(self, entry: Entry, other: Entry) -> Difference | None:
         comparison = ElementComparison(entry.dtype if entry.dtype in LAYOUTS else "uint8")
-        for x, y in _aligned(entry.blocks(), other.blocks()):
+        turned = _in_memory_order(entry, other)
+        a, b = (entry.blocks(), other.blocks()) if turned is None else (each.blocks() for each in turned[1:])
+        for x, y in _aligned(a, b):
             comparison.feed(x, y)
             self.nbytes += len(x)
         found = comparison.result()
         if not found.differing:
             return None
+        if turned is not None and not LAYOUTS[entry.dtype].packed:
+            found = replace(found, first=turned[0].index_in_order(found.first))
         return Difference(
             entry.name,
             "bytes",
@@ -132,6 +137,20 @@ def _unreadable(entry: Entry, other: Entry | None) -> Difference | None:
         if side is not None and side.problem is not None:
             return Difference(entry.name, "unreadable", problem=side.problem)
     return None
+
+
+def _in_memory_order(entry: Entry, other: Entry) -> tuple[StoredTensor, StoredTensor, StoredTensor] | None:
+    """The first tensor as it is, and both in the order of their memory, where that is the same and is not row-major.
+
+    So that two tensors that were saved transposed can be read in a run, and not held. Raises RecordError.
+    """
+    if entry.data is None or other.data is None or len(entry.shape) < 2:
+        return None
+    a, b = entry.data.stored(), other.data.stored()
+    if a is None or b is None or a.stride != b.stride or a.stride == dense_strides(a.shape):
+        return None
+    x, y = a.in_memory_order(), b.in_memory_order()
+    return None if x is None or y is None else (a, x, y)
 
 
 def _summary(entry: Entry) -> str:

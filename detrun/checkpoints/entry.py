@@ -35,6 +35,9 @@ class Bytes:
     def blocks(self) -> Iterator[memoryview]:
         return blocks(self.source, 0, self.source.length)
 
+    def stored(self) -> None:
+        """It is no tensor."""
+
     @classmethod
     def held(cls, raw: bytes) -> Bytes:
         return cls(HeldSource(raw, "a value in a pickle"))

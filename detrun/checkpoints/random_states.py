@@ -15,7 +15,12 @@ _TORCH_CPU_BYTES = 5056
 _TORCH_DEVICE_BYTES = 16
 _WORDS = 624
 _DEVICE_NAME = re.compile(r"rng|rand|seed|generator|cuda|device|philox", re.IGNORECASE)
-_RANK = re.compile(r"((?:rank|rng_state|random_states)[_\-.=]?)(\d+)|(/shard_)([\d.]+)_[\d.]+")
+_N = r"\d+"
+_RANK = re.compile(
+    rf"((?:rank|rng_state|random_states)[_\-.=]?)({_N})"
+    # A sharded object tells its place in a grid and the grid's shape, of as many dimensions.
+    rf"|(/shard_)(?:({_N}\.{_N}\.{_N})_{_N}\.{_N}\.{_N}|({_N}\.{_N})_{_N}\.{_N}|({_N})_{_N})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ def rank_of(name: str) -> tuple[str, str | None]:
     ranks: list[str] = []
 
     def taken(found: re.Match[str]) -> str:
-        ranks.append((found[2] or found[4]).lstrip("0") or "0")
+        place = next(each for each in (found[2], found[4], found[5], found[6]) if each)
+        ranks.extend(str(int(number)) for number in place.split("."))
         return f"{found[1] or found[3]}#"
 
     return _RANK.sub(taken, name), ".".join(ranks) if ranks else None

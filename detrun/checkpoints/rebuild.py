@@ -232,6 +232,7 @@ _TENSORS: dict[str, Callable[..., Any]] = {
 CALLS: dict[str, Callable[..., Any]] = {
     **_TENSORS,
     "builtins.bytearray": _bytearray,
+    "builtins.bytes": _bytearray,
     "builtins.complex": _complex,
     "builtins.dict": _mapping,
     "builtins.frozenset": _container(frozenset),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,10 @@ class Data(Protocol):
 
     def blocks(self) -> Iterator[memoryview]:
         """The bytes in order, each block valid until the next. Raises RecordError where they cannot be read."""
+        ...
+
+    def stored(self) -> StoredTensor | None:
+        """The tensor that lies in one piece in a file, None if it is put together. Raises RecordError."""
         ...
 
 
@@ -106,16 +110,38 @@ class StoredTensor:
         for piece in _pieces(self._view(source)):
             yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
+    def stored(self) -> StoredTensor:
+        """The tensor as it lies in its file."""
+        return self
+
+    def in_memory_order(self) -> StoredTensor | None:
+        """The same tensor with its dimensions in the order of its memory, so that its bytes can be read in a run; None
+        if these have gaps or overlap."""
+        order = self._memory_order
+        turned = replace(self, shape=tuple(self.shape[i] for i in order), stride=tuple(self.stride[i] for i in order))
+        return turned if turned._contiguous else None
+
+    def index_in_order(self, index: int) -> int:
+        """The row-major index of the element that lies at `index` in the order of memory."""
+        order, places = self._memory_order, [0] * len(self.shape)
+        for dimension in reversed(order):
+            index, places[dimension] = divmod(index, self.shape[dimension])
+        return sum(place * step for place, step in zip(places, dense_strides(self.shape), strict=True))
+
+    @property
+    def _memory_order(self) -> list[int]:
+        return sorted(range(len(self.shape)), key=lambda i: (-self.stride[i], -self.shape[i]))
+
     def rows(self) -> Rows:
         """For reading runs of rows along the first dimension, again and again. Needs at least one dimension."""
         return Rows(self)
 
     def _view(self, source: Source) -> _Array:
-        """All of a strided tensor: its span in memory, seen through its strides, elements as opaque bytes."""
+        """All of a strided tensor: its span in memory, seen through its strides, in `raw_dtype`."""
         layout = LAYOUTS[self.dtype]
         span = bytearray(self._span * layout.element_bytes)
         source.read_into(self.offset * layout.element_bytes, memoryview(span))
-        flat = np.frombuffer(self._settled(memoryview(span)), dtype=f"V{layout.element_bytes}")
+        flat = np.frombuffer(self._settled(memoryview(span)), dtype=raw_dtype(layout.element_bytes))
         return np.lib.stride_tricks.as_strided(
             flat, self.shape, tuple(stride * layout.element_bytes for stride in self.stride), writeable=False
         )
@@ -152,14 +178,14 @@ class Rows:
         self._held = None if tensor._contiguous or not tensor.elements else tensor._view(self._source)
 
     def read(self, begin: int, end: int) -> _Array:
-        """Rows `begin` to `end`: shape (end − begin, *inner), elements as opaque bytes (dtype V<n>)."""
+        """Rows `begin` to `end`: shape (end − begin, *inner), dtype `raw_dtype` of the element's size."""
         tensor, size = self._tensor, LAYOUTS[self._tensor.dtype].element_bytes
         if self._held is not None:
             return self._held[begin:end]
         inner = math.prod(tensor.shape[1:])
         raw = bytearray((end - begin) * inner * size)
         self._source.read_into((tensor.offset + begin * inner) * size, memoryview(raw))
-        flat = np.frombuffer(tensor._settled(memoryview(raw)), dtype=f"V{size}")
+        flat = np.frombuffer(tensor._settled(memoryview(raw)), dtype=raw_dtype(size))
         return flat.reshape(end - begin, *tensor.shape[1:])
 
 
@@ -177,6 +203,11 @@ def stored_tensor(
     return StoredTensor(
         dtype or storage.dtype, sizes, steps, start, storage, bool(bits.get("conj")), bool(bits.get("neg"))
     )
+
+
+def raw_dtype(size: int) -> np.dtype[Any]:
+    """A numpy dtype for elements of so many bytes that are only to be moved; numpy moves numbers faster than bytes."""
+    return np.dtype("<c16" if size == 16 else f"<u{size}")
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -221,7 +221,8 @@ def _summary(comparison: Comparison, found: Sequence[Difference]) -> str:
     rest = f"; {_count(unread, 'entry')} could not be read" if unread else ""
     held = f"{_count(comparison.compared, 'entry')}, {_size(comparison.nbytes)} of tensors"
     if not counts:
-        return f"{'equal' if not unread else 'not verified, what could be read is equal'}: {held}{rest}"
+        equal = "not verified, what could be read is equal" if comparison.compared else "not verified"
+        return f"{equal if unread else 'equal'}: {held}{rest}"
     kinds = ", ".join(
         f"{number} {_WORDS.get(what, what).replace('differs', 'in their bits')}" for what, number in counts.items()
     )

@@ -105,12 +105,12 @@ def suspects(
             by_component.setdefault(difference.component, []).append(difference)
     order = ["precision", *_ORDER]
     streams = by_component.get("rng", [])
-    if loader:
+    if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
+        counts = [difference for difference in explaining if difference.component == "loader"]
+        by_component["loader"] = [*counts, *by_component.pop("batch")]
+    if "loader" in by_component:
         order.remove("loader")
         order.insert(order.index("rng"), "loader")
-    if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
-        order.remove("batch")
-        order.insert(order.index("rng"), "batch")
     return [
         Suspect(PRECISION if component == "precision" else BLAMES[component], component, by_component[component])
         for component in order

@@ -121,7 +121,7 @@ def called(suspect: Suspect) -> str:
         return "the input data"
     if suspect.component == "loader":
         owners = list(dict.fromkeys(d.key[1].partition(".")[0] for d in suspect.differences if d.component == "rng"))
-        return f"the data loader's position ({_listed(owners)})"
+        return f"the data loader's position ({_listed(owners)})" if owners else "the data loader's position"
     word = {
         "parameters": "parameter",
         "buffers": "buffer",

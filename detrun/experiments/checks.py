@@ -87,7 +87,8 @@ def check_before_launch(
     if cluster != "slurm":
         return None
     attempts = sum(len(request.spec.segments) for request in plan.requests)
-    cost = check_node_hours(attempts, recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, agreed)
+    what = "arms" if attempts == len(plan.arms) else "attempts"
+    cost = check_node_hours(attempts, recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, agreed, what)
     _check_partition(loaded, plan)
     return cost
 

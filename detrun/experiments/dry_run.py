@@ -61,11 +61,14 @@ def _described(request: JobRequest, script: str | None) -> str:
         ranks = "1 rank" if segment.ranks == 1 else f"{segment.ranks} ranks"
         lines.append(f"# arm {segment.arm}, attempt {segment.attempt}: {ranks}, in {segment.workdir}")
         if segment.attempt:
-            of = f" that arm {segment.continues} resumes from" if segment.continues else ", the newest complete one"
-            lines.append(f"#   {CHECKPOINT}: found right before it starts{of}")
+            which = (
+                f"the one that arm {segment.continues} resumes from" if segment.continues else "the newest complete one"
+            )
+            lines.append(f"#   {CHECKPOINT}: {which}, found right before it starts")
         if segment.interrupt:
-            how = ", ".join(f"{key}: {value}" for key, value in segment.interrupt.items() if value is not None)
-            lines.append(f"#   interrupted: {how}")
+            how = {key: value for key, value in segment.interrupt.items() if value is not None and key != "seed"}
+            told = (f"{key}: {shlex.join(value) if key == 'command' else value}" for key, value in how.items())
+            lines.append(f"#   interrupted: {', '.join(told)}")
         lines.append(f"#   {shlex.join(segment.argv)}")
         if segment.launcher == "torchrun":
             rank_script = f"{request.spec.experiment}/jobs/rank.sh"

@@ -148,9 +148,10 @@ class Follower:
                 place(next_job.submitted.id, job.spec.placement, job.status.nodes)
 
     def _hurry_requeued(self) -> None:
-        """A job that was interrupted by requeueing it need not wait in the queue for as long as Slurm would have it."""
+        """A job that was requeued by plan need not wait in the queue for as long as Slurm would have it."""
         for job in self.jobs:
-            planned = any((segment.interrupt or {}).get("kind") == "requeue" for segment in job.spec.segments)
+            kinds = {(segment.interrupt or {}).get("kind") for segment in job.spec.segments}
+            planned = kinds & {"requeue", "node-failure"}
             if planned and job.submitted and job.status.state == "pending" and job.status.reason == "BeginTime":
                 start_now(job.submitted.id)
 

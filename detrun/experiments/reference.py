@@ -1,8 +1,8 @@
 """Whether an earlier experiment's undisturbed arm can stand in for the reference of a resume check.
 
 It can where everything that is known before a run is the same: recipe, code, program files, interpreter, packages,
-variables, machine, recorder. Whatever is not known, or differs, has the reference run anew; that costs a run and never a
-wrong verdict.
+variables, machine, recorder. Whatever is not known, or differs, has the reference run anew; that costs a run and never
+a wrong verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from detrun.launch.program import program_digest
 from detrun.launch.snapshot import snapshot_code
 from detrun.launch.spec import Segment
 from detrun.recipe import LoadedRecipe
-from detrun.recorder.environment import redacted, packages
+from detrun.recorder.environment import packages, redacted
 from detrun.recorder.export import exported_files
 from detrun.records.archive import Archive
 from detrun.records.files import read_object, read_plain

@@ -225,13 +225,14 @@ def _resolved(recipe: Recipe, interrupt: Interrupt, index: int) -> dict[str, Any
         "moment": interrupt.moment,
         "ranks": interrupt.ranks if isinstance(interrupt.ranks, str | int) else list(interrupt.ranks),
         "node": interrupt.node,
-        "signal": interrupt.signal,
+        "signal": interrupt.signal if interrupt.kind == "signal" else None,
         "seed": recipe.seed + index,
     }
     if interrupt.kind == "timeout":
         resolved["minutes"] = interrupt.minutes or 1
     if interrupt.kind == "node-failure":
         values = {"node": "@NODE@", "job": "@JOB@", "seed": str(recipe.seed), "steps": str(recipe.steps)}
+        values.update(nodes=str(recipe.launch.nodes), ranks=str(recipe.total_ranks))
         resolved["command"] = [expand(text, values) for text in interrupt.command]
     return resolved
 

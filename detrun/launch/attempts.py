@@ -15,7 +15,7 @@ from detrun.launch.outcome import Outcome, last_step
 from detrun.launch.resumption import NoCheckpoint, find_start
 from detrun.launch.spec import CHECKPOINT, JobSpec, Segment
 from detrun.records.environment_reader import read_recorder_cost
-from detrun.records.jobs import Interruption, JobFile, JobState, ResumedFrom
+from detrun.records.jobs import FINAL_STATES, Interruption, JobFile, JobState, ResumedFrom
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 
 
@@ -117,12 +117,13 @@ def _resumed_from(spec: JobSpec, segment: Segment) -> ResumedFrom:
     arm = segment.continues or segment.arm
     whose = "" if arm == segment.arm else f" of arm {arm}"
     before = place.attempt(arm, segment.attempt - 1)
+    earlier = _planned_segment(spec, before)
     try:
-        job = JobFile.read(before.job_file)
+        job = _end_of(before, earlier)
     except RecordError as error:
         raise AttemptRefused(f"attempt {before.number}{whose} left no word of its end: job.json {error.what}") from None
     if job.state != "interrupted":
-        raise AttemptRefused(_never_interrupted(before, whose, job, spec, segment))
+        raise AttemptRefused(_never_interrupted(before, whose, job, earlier or segment))
     if segment.continues is not None:
         return _same_as(place.attempt(arm, segment.attempt), whose)
     checkpoints = segment.checkpoints or {}
@@ -149,17 +150,46 @@ def _same_as(attempt: AttemptFolder, whose: str) -> ResumedFrom:
     return start
 
 
-def _never_interrupted(before: AttemptFolder, whose: str, job: JobFile, spec: JobSpec, segment: Segment) -> str:
-    """One sentence: why there is nothing to resume."""
+def _planned_segment(spec: JobSpec, attempt: AttemptFolder) -> Segment | None:
+    """An attempt as it was planned, in whichever job of the experiment."""
+    segments = [*spec.segments]
+    for path in ExperimentFolder(Path(spec.experiment)).jobs_dir.glob("*/spec.json"):
+        segments += JobSpec.read(path).segments
+    return next((each for each in segments if (each.arm, each.attempt) == (attempt.arm, attempt.number)), None)
+
+
+def _end_of(attempt: AttemptFolder, segment: Segment | None) -> JobFile:
+    """How an attempt ended whose job is over. One whose driver was killed before it could say so is closed here.
+
+    Raises RecordError where it left no job.json.
+    """
+    job = JobFile.read(attempt.job_file)
+    if job.state in FINAL_STATES or segment is None:
+        return job
+    planned = planned_end(attempt, segment, by_time=True)
+    job.state, job.interruption = ("interrupted", planned) if planned else ("failed", None)
+    job.reason = None if planned else "its job ended, and it left no word"
+    job.write(attempt.job_file)
+    return job
+
+
+_ENDED = {"failed": "failed by itself", "stalled": "stalled", "cancelled": "was cancelled", "lost": "was lost"}
+
+
+def _never_interrupted(before: AttemptFolder, whose: str, job: JobFile, segment: Segment) -> str:
+    """One sentence: why there is nothing to resume. segment: the attempt before, as it was planned."""
     name = f"attempt {before.number}{whose}"
     if job.state == "cancelled" and (job.reason or "").startswith(("attempt ", "nothing to resume")):
         return str(job.reason)
     if job.state != "done":
-        return f"{name} was never interrupted: it {job.state} by itself ({job.reason or 'no reason is known'})"
+        how = _ENDED.get(job.state, job.state)
+        return f"{name} was never interrupted: it {how} ({job.reason or 'no reason is known'})"
     if job.interruption is not None:
         return f"{name} was never interrupted: {job.remark}"
     last = min((last_step(before.metrics(rank)) for rank in range(segment.ranks)), default=0)
-    asked = next((s.interrupt for s in spec.segments if s.arm == before.arm and s.attempt == before.number), None) or {}
+    if not last:
+        return f"{name} was never interrupted: it ran to its end, and no step of it was recorded"
+    asked = segment.interrupt or {}
     at = f"; at_step {asked['at_step']} never came to its {_moment(asked)}" if asked.get("at_step") else ""
     said = "".join(f"; {text}" for text in _missed(before))
     return f"{name} was never interrupted: it ran to its last step ({last}){at}{said}"

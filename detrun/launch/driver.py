@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
-from detrun.errors import RecordError
+from detrun.errors import DetrunError, RecordError
 from detrun.launch.attempts import AttemptRefused, close_attempt, planned_end, start_of, take_along
 from detrun.launch.command import srun_argv, torchrun_argv
 from detrun.launch.interruption import Ending, ask_the_scheduler, interruption_of
@@ -138,13 +138,15 @@ class Driver:
         if why_not is None:
             try:
                 start = start_of(self.spec, segment)
+                take_along(self.spec, segment)
             except AttemptRefused as refused:
                 why_not = str(refused)
+            except (DetrunError, OSError) as error:
+                why_not = f"it could not be set up: {error}"
         if why_not is not None:
             job.state, job.reason, job.ended = "cancelled", why_not, utc_now()
             job.write(folder.job_file)
             return "cancelled"
-        take_along(self.spec, segment)
         segment = replace(segment, argv=start.argv, env={**segment.env, **start.env})
         job.resumed_from = start.resumed_from
         job.write(folder.job_file)

@@ -41,10 +41,10 @@ def check_space(archive: Path, expected: int | None) -> None:
         )
 
 
-def check_node_hours(arms: int, nodes: int, minutes: int, limit: float | None, agreed: bool) -> str:
+def check_node_hours(arms: int, nodes: int, minutes: int, limit: float | None, agreed: bool, what: str = "arms") -> str:
     """One line saying what will be asked for; UsageError above the limit without --yes."""
     hours = arms * nodes * minutes / 60
-    text = f"{arms} arms × {nodes} node{'s' if nodes > 1 else ''} × {_clock(minutes)} = up to {hours:.3g} node-hours"
+    text = f"{arms} {what} × {nodes} node{'s' if nodes > 1 else ''} × {_clock(minutes)} = up to {hours:.3g} node-hours"
     if limit is not None and hours > limit and not agreed:
         raise UsageError(
             f"{text}, above limits.node_hours ({limit:g})",

@@ -153,7 +153,7 @@ def check_interrupts(loaded: LoadedRecipe) -> None:
         if interrupt.at_step == recipe.steps and interrupt.moment in ("after-save", "accumulation"):
             raise loaded.error(
                 f"{key}.at_step",
-                f"{key}.at_step: {interrupt.at_step} is the last step, and moment {interrupt.moment} is in the next one",
+                f"{key}.at_step: {interrupt.at_step} is the last step, moment {interrupt.moment} is in the next one",
                 "choose an earlier step, or moment: end.",
             )
         ranks = () if interrupt.ranks == "all" else interrupt.ranks
@@ -197,6 +197,7 @@ def _placeholder_problems(data: Any) -> Iterator[Problem]:
         if not saves:
             del allowed["save_every"]
         if pattern[0] == "interrupt":
+            allowed = {name: about for name, about in allowed.items() if name in ("seed", "steps", "nodes", "ranks")}
             allowed.update(node="the name of the node that is to fail", job="the job's id")
         for key, text in _texts(data, pattern, ()):
             fault = check(text, allowed)

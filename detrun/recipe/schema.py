@@ -162,8 +162,8 @@ class Interrupt(Section):
     )
     at_step: Count | None = Field(
         default=None,
-        description="The step at whose end it happens; of kill-during-save, the first step whose save may be hit. Every "
-        "kind but timeout needs it.",
+        description="The step at whose end it happens; of kill-during-save, the first step whose save may be hit. "
+        "Every kind but timeout needs it.",
     )
     moment: InterruptMoment = Field(
         default="end",

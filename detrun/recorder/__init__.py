@@ -52,7 +52,20 @@ def install() -> None:
         from detrun.recorder import hooks
         from detrun.recorder.observer import Observer
 
-        hooks.install(session, Observer(session))
+        observer = Observer(session)
+        hooks.install(session, observer)
+        if os.environ.get("DETRUN_SABOTAGE"):
+            from detrun.recorder import sabotage
+
+            session.sabotage = sabotage.asked(
+                os.environ,
+                session.attempt,
+                session.rank,
+                optimizers=lambda: list(observer.optimizers.live().values()),
+                schedulers=observer.capture.schedulers.all,
+                roots=observer.live_roots,
+                streams=session.streams,
+            )
         if session.settings.determinism == "strict":
             from detrun.determinism.canonical import apply_torch_settings
 

@@ -43,15 +43,18 @@ NO_PYARROW = "state capture needs pyarrow in the training's environment"
 
 @dataclass
 class _Open:
-    """A boundary whose file is not complete. parameters: whose gradients are still to come, by name."""
+    """A boundary whose file is not complete. parameters: whose gradients are still to come, by name. stale: which of
+    them had one when the first backward pass began, and may yet lose it before anything uses it."""
 
     writer: StateWriter
     rows: Rows
     step: int
     microbatch: int
     scope: Literal["full", "light"]
+    closed: int
     seconds: float = 0.0
     parameters: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
+    stale: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
     missing: list[Component] = field(default_factory=list)
     fingerprint: object = None
 
@@ -62,12 +65,19 @@ class Capture:
     schedulers, scalers: those that exist.
     """
 
-    def __init__(self, session: Session, optimizers: Optimizers, seen_roots: Callable[[], list[nn.Module]]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        optimizers: Optimizers,
+        seen_roots: Callable[[], list[nn.Module]],
+        step_is_open: Callable[[], bool],
+    ) -> None:
         self.session = session
         self.schedulers: Live[LRScheduler] = Live()
         self.scalers: Live[Any] = Live()
         self._optimizers = optimizers
         self._seen_roots = seen_roots
+        self._step_is_open = step_is_open
         self._steps = session.settings.state_at or frozenset()
         self._off = session.settings.state_at is None
         self._resumed = session.settings.attempt > 0
@@ -100,6 +110,8 @@ class Capture:
         if self._off:
             return
         position = self.session.position()
+        if self._open is not None and self._open.closed != self.session.closed:
+            self.finish()
         held = self._open
         if held is not None and held.parameters and held.fingerprint != self._fingerprint(held):
             # What was called before was no training yet, but perhaps a trial before a checkpoint was loaded.
@@ -108,7 +120,7 @@ class Capture:
             self._begin(frame, position, batch)
         elif self._is_full_due(position):
             self._begin(frame, position, batch)
-        elif self._light_from is not None and position[0] >= self._light_from:
+        elif self._light_from is not None and position[0] >= self._light_from and not self._step_is_open():
             self._light_from = None
             boundary = self._start("begin", position[0] + 1, position[1], "light")
             if boundary is not None:
@@ -126,20 +138,32 @@ class Capture:
                 parameters, held.parameters = held.parameters, []
                 held.missing.remove("gradients")
                 alive = {name: tensor for name, reference in parameters if (tensor := reference()) is not None}
-                components.add_gradients(held.rows, alive, self.session.warn)
+                left = components.add_gradients(held.rows, alive, self.session.warn)
+                held.stale = {name: weakref.ref(alive[name]) for name in left}
+        elif held is not None and held.stale:
+            with self._moment(held):
+                for name, reference in list(held.stale.items()):
+                    if held.rows.cleared("gradients", name, getattr(reference(), "grad", None)):
+                        del held.stale[name]
 
-    def optimizer_steps(self) -> None:
-        """An optimizer begins to step, or ends if forward and backward ran inside it: the boundary is complete."""
+    def optimizer_steps(self, optimizer: Optimizer) -> None:
+        """An optimizer begins to step, or ends if forward and backward ran inside it. The boundary is complete once
+        nobody can clear a gradient any more that was left over."""
         self._thread = threading.get_ident()
-        held, self._open = self._open, None
-        if held is not None:
+        held = self._open
+        if held is None:
+            return
+        if "hyperparameters" in held.missing:
             with self._moment(held):
                 held.missing.remove("hyperparameters")
                 components.add_hyperparameters(held.rows, self._live_optimizers(), self.session.warn)
-            self._complete(held)
+        used = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held.stale = {name: reference for name, reference in held.stale.items() if id(reference()) not in used}
+        if not held.stale:
+            self.finish()
 
     def finish(self) -> None:
-        """The process is about to end: write what is there of a boundary that it did not live to complete."""
+        """Write what is there of a boundary: it is over, or the process is about to end."""
         held, self._open = self._open, None
         if held is not None:
             self._complete(held)
@@ -154,10 +178,11 @@ class Capture:
     def _is_full_due(self, position: Position) -> bool:
         if position == self._begun:
             return False
-        return self._resumed or position == self._ended or (position[1] == 0 and position[0] in self._steps)
+        if self._resumed or position == self._ended:
+            return True
+        return position[1] == 0 and position[0] in self._steps and not self._step_is_open()
 
     def _begin(self, frame: FrameType, position: Position, batch: Digest | None) -> None:
-        self.finish()
         self._begun, self._resumed = position, False
         self._light_from = position[0] + 1
         boundary = self._start("begin", position[0] + 1, position[1], "full")
@@ -250,7 +275,10 @@ class Capture:
             self._off = True
             self.session.warn(NO_PYARROW)
             return None
-        return _Open(writer, Rows(writer.keep, self.session.settings.state_bytes), step, microbatch, scope)
+        session = self.session
+        return _Open(
+            writer, Rows(writer.keep, session.settings.state_bytes), step, microbatch, scope, closed=session.closed
+        )
 
     def _complete(self, boundary: _Open) -> None:
         def write() -> None:

@@ -93,14 +93,19 @@ def add_buffers(rows: Rows, names: Names, warn: Warn) -> None:
         _try(warn, f"buffer {name}", rows.tensor, "buffers", name, buffer)
 
 
-def add_gradients(rows: Rows, parameters: Mapping[str, Tensor], warn: Warn) -> None:
-    """Of every parameter that may have one; where it is None, that is what the row says."""
+def add_gradients(rows: Rows, parameters: Mapping[str, Tensor], warn: Warn) -> list[str]:
+    """Of every parameter that may have one; where it is None, that is what the row says. Returns the names of those
+    that are not known to be zero."""
+    left = []
     for name, parameter in parameters.items():
         gradient = parameter.grad
         if gradient is not None:
             _try(warn, f"gradient {name}", lambda n, g: rows.tensor("gradients", n, g, zero=True), name, gradient)
+            if not rows.is_zero("gradients", name):
+                left.append(name)
         elif parameter.requires_grad:
             rows.absent("gradients", name)
+    return left
 
 
 def add_optimizers(rows: Rows, names: Names, optimizers: Sequence[Optimizer], warn: Warn) -> None:

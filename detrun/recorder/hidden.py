@@ -3,6 +3,7 @@ shows it."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import types
@@ -11,6 +12,7 @@ from typing import Any
 
 from detrun.recorder.owned import is_program_file, program_modules
 
+_MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
 _TORCH_ITERATORS = ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
 
 
@@ -18,13 +20,17 @@ def hidden_iterators() -> list[tuple[str, Any]]:
     """Suspended generators of the program's functions, iterators of torch's data loaders, and objects of the program's
     module-level classes that have `__next__`, by the name of their function or class. Where several have one name
     nothing tells them apart, and none of them is given."""
-    wanted = {types.GeneratorType, *_iterator_types()}
+    wanted = {types.GeneratorType, *_MANAGERS, *_iterator_types()}
     found: dict[str, list[Any]] = {}
     everything = gc.get_objects()
     # Without a line of Python an object: there may be a million.
     chosen = list(compress(everything, map(wanted.__contains__, map(type, everything))))
     del everything
+    # A context manager that was written as a generator stands still in it as well, and gives nothing to a loop.
+    managers = {id(item.gen) for item in chosen if type(item) in _MANAGERS}
     for item in chosen:
+        if id(item) in managers or type(item) in _MANAGERS:
+            continue
         if type(item) is types.GeneratorType:
             if item.gi_frame is not None and not item.gi_running and is_program_file(item.gi_code.co_filename):
                 found.setdefault(item.gi_code.co_name.strip("<>"), []).append(item)

@@ -74,7 +74,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
             try:
                 run(begins, self, args, kwargs)
                 if session.interruption is not None:
-                    session.interrupt("forward_begins", *session.position())
+                    session.interrupt("forward_begins", *observer.position())
                 return original(self, *args, **kwargs)
             finally:
                 flags.forward = False

@@ -95,7 +95,7 @@ class Interruption:
             return None
         try:
             return Interruption(session, Asked.read(text))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             session.warn(f"DETRUN_INTERRUPT cannot be read: {error}")
             return None
 
@@ -105,6 +105,8 @@ class Interruption:
         """Step `step` is complete: the optimizer has stepped, nothing of it is saved yet."""
         self._position = (step, 0)
         asked = self.asked
+        if asked.kind == "kill-during-save" and self._saves is None and self._is_asked():
+            self._saves = self._new_watch()
         if self.fired or not self._reached():
             return
         self._due = True
@@ -145,8 +147,6 @@ class Interruption:
 
     def save_begins(self, path: str | None) -> None:
         """An outermost save begins."""
-        if self._saves is None and self.asked.kind == "kill-during-save" and self._is_asked():
-            self._saves = self._new_watch()
         if self._saves is not None:
             self._saves.begins(path)
         if self.fired or self.asked.kind == "kill-during-save" or not (self._due or self._counted()):
@@ -201,11 +201,10 @@ class Interruption:
 
     def _watch_saves(self) -> None:
         """From now on a save may be hit."""
-        if not self._is_asked():
-            return
-        if self._saves is None:
+        if self._saves is None and self._is_asked():
             self._saves = self._new_watch()
-        self._saves.arm()
+        if self._saves is not None:
+            self._saves.arm()
 
     def _new_watch(self) -> SaveWatch:
         ranks = self._peers()

@@ -144,7 +144,7 @@ class _Walk:
         self._known = set(known_ids)
         self._seen: set[int] = set()
         self._held: list[Any] = []  # an object that lived for a moment must not lend its id to another
-        self._kinds: dict[type, Callable[[_Place, Any], Iterable[tuple[_Place, Any]]]] = {}
+        self._kinds: dict[type, _Visit] = {}  # functions, not methods: those would hold this walk, and it the program
         self._variables: dict[str, int] = {}
         self._visited = 0
 
@@ -163,30 +163,27 @@ class _Walk:
                     self.cut.append(place.name)
                     return
                 visit = self._kinds.get(type(item)) or self._visitor(type(item))
-                if visit == self._skip:
+                if visit is _Walk._skip:
                     continue
                 self._visited += 1
-                following += visit(place, item)
+                following += visit(self, place, item)
             level = following
 
-    def _visitor(self, kind: type) -> Callable[[_Place, Any], Iterable[tuple[_Place, Any]]]:
-        visit = self._choose(kind)
-        self._kinds[kind] = visit
-        return visit
-
-    def _choose(self, kind: type) -> Callable[[_Place, Any], Iterable[tuple[_Place, Any]]]:
-        chosen: list[tuple[bool, Any]] = [
-            (kind in (bool, int, float, complex) or issubclass(kind, np.number), self._number),
-            (issubclass(kind, Tensor) or issubclass(kind, np.ndarray), self._tensor),
-            (is_generator(kind), self._generator),
-            (issubclass(kind, nn.Module), self._module),
-            (reach.is_container(kind), self._container),
-            (reach.is_callable_holder(kind) or reach.is_iterator(kind), self._holder),
-            (issubclass(kind, (type, enum.Enum, BaseException, LRScheduler, str, bytes)), self._skip),
-            (issubclass(kind, Optimizer), self._optimizer if is_program_type(kind) else self._skip),
-            (is_feed_type(kind) or is_program_type(kind) or kind is types.SimpleNamespace, self._object),
+    def _visitor(self, kind: type) -> _Visit:
+        own = _Walk
+        chosen: list[tuple[bool, _Visit]] = [
+            (kind in (bool, int, float, complex) or issubclass(kind, np.number), own._number),
+            (issubclass(kind, Tensor) or issubclass(kind, np.ndarray), own._tensor),
+            (is_generator(kind), own._generator),
+            (issubclass(kind, nn.Module), own._module),
+            (reach.is_container(kind), own._container),
+            (reach.is_callable_holder(kind) or reach.is_iterator(kind), own._holder),
+            (issubclass(kind, (type, enum.Enum, BaseException, LRScheduler, str, bytes)), own._skip),
+            (issubclass(kind, Optimizer), own._optimizer if is_program_type(kind) else own._skip),
+            (is_feed_type(kind) or is_program_type(kind) or kind is types.SimpleNamespace, own._object),
         ]
-        return next((visit for fits, visit in chosen if fits), self._skip)
+        self._kinds[kind] = next((visit for fits, visit in chosen if fits), own._skip)
+        return self._kinds[kind]
 
     def _skip(self, _place: _Place, _item: Any) -> Iterable[tuple[_Place, Any]]:
         return ()
@@ -295,7 +292,7 @@ class _Walk:
         """Is there anything to see in a container that is not looked at to its end?"""
         if issubclass(kind, (set, frozenset)):
             return False
-        return any((self._kinds.get(of) or self._visitor(of)) != self._skip for of in reach.kinds_in(item, kind))
+        return any((self._kinds.get(of) or self._visitor(of)) is not _Walk._skip for of in reach.kinds_in(item, kind))
 
     def _holder(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
         code: types.CodeType | None = None
@@ -365,13 +362,25 @@ class _Walk:
 
     def _attributes_of(self, place: _Place, module: nn.Module) -> Iterator[tuple[_Place, Any]]:
         own = any(is_program_type(base) for base in type(module).__mro__[:-1])
+        constants = _constants(module) if own else ()
         for name, value in reach.attributes(module):
             if name in _HOOKS and isinstance(value, dict):
                 for hook in list(value.values()):
                     shown = hook.__name__ if type(hook) is types.FunctionType else type(hook).__name__
                     yield place.child(f".{shown}"), hook
             elif name not in _MODULE_OWN and "__" not in name and (own or _may_change(name, value)):
+                if name in constants and type(value) is not float:
+                    continue
                 yield place.of_module(f".{name}"), value
+
+
+_Visit = Callable[[_Walk, _Place, Any], Iterable[tuple[_Place, Any]]]
+
+
+def _constants(module: nn.Module) -> frozenset[str]:
+    """Attributes that torch's classes call constant, such as the sizes of a layer."""
+    listed = [base.__dict__.get("__constants__", ()) for base in type(module).__mro__ if not is_program_type(base)]
+    return frozenset(name for names in listed if isinstance(names, (list, tuple)) for name in names)
 
 
 def _may_change(name: str, value: object) -> bool:

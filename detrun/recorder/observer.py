@@ -43,7 +43,7 @@ class Observer:
         self._fresh = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
         self._sabotage_due = True
-        self.capture = Capture(session, self.optimizers, self._live_roots)
+        self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
         session.before_drain = self.capture.finish
 
     # Forward and backward
@@ -162,6 +162,28 @@ class Observer:
         if not self._capturing():
             self.capture.save_begins(sys._getframe(1))
 
+    # Where the program is
+
+    def position(self) -> tuple[int, int]:
+        """`Session.position`, but inside a step while another optimizer is still to step in it."""
+        session = self.session
+        if session.held is not None and self.step_is_open():
+            return session.closed, session.held.microbatches_done() + session.draft.microbatches_done()
+        return session.position()
+
+    def step_is_open(self) -> bool:
+        """Whether another optimizer is still to step before the held step is complete: one with parameters of its own,
+        as the inner one of a wrapper has none."""
+        if self.session.held is None:
+            return False
+        live, cycle = self.optimizers.live(), self.cycle
+        stepped = {*cycle.stepped, *cycle.tail}
+        others = [s for s in live if s not in stepped and (s in cycle.known or not cycle.settled)]
+        if not others:
+            return False
+        done = {id(parameter) for parameter in parameters_of([live[s] for s in stepped if s in live])}
+        return any(id(parameter) not in done for parameter in parameters_of([live[s] for s in others]))
+
     # Optimizers
 
     def constructed(self, optimizer: Optimizer) -> None:
@@ -195,7 +217,7 @@ class Observer:
         if isinstance(overflow, Tensor):
             session.draft.overflows.append(Scalar("float32", None, read(overflow.detach().float())))
         if not callable(closure):
-            self.capture.optimizer_steps()
+            self.capture.optimizer_steps(optimizer)
             self._take_gradients(serial, optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer, closure: object) -> None:
@@ -204,7 +226,7 @@ class Observer:
             return
         serial = self.optimizers.serial(optimizer)
         if callable(closure):
-            self.capture.optimizer_steps()
+            self.capture.optimizer_steps(optimizer)
             self._take_gradients(serial, optimizer)
         self._ends(serial, optimizer)
 
@@ -276,7 +298,7 @@ class Observer:
             "parameters": tensors_digest(parameters_of(known or [optimizer])),
             "optimizer": optimizer_digest(stepped or [optimizer]),
         }
-        buffers = buffers_digest(self._live_roots())
+        buffers = buffers_digest(self.live_roots())
         if buffers is not None:
             held.end_state["buffers"] = buffers
         held.rng = self.session.streams.rolled_up()
@@ -286,7 +308,7 @@ class Observer:
         parameters = parameters_of(self.optimizers.live().values())
         digest = tensors_digest(parameters)
         self.session.charge("state", started)
-        self.session.write_environment({"parameters": digest}, self._live_roots())
+        self.session.write_environment({"parameters": digest}, self.live_roots())
 
     def _capturing(self) -> bool:
         """Is a device graph being captured? What the recorder did then would become a part of the graph."""
@@ -295,7 +317,7 @@ class Observer:
         cuda: Any = torch.cuda
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
-    def _live_roots(self) -> list[nn.Module]:
+    def live_roots(self) -> list[nn.Module]:
         return [root for root in (reference() for reference in self._roots) if root is not None]
 
 

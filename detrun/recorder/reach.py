@@ -70,7 +70,8 @@ def instance_dict(item: object) -> dict[str, Any]:
     for base in _mro(type(item)):
         own = _names(base).get("__dict__")
         if own is not None:
-            found = own.__get__(item) if isinstance(own, types.GetSetDescriptorType) else None
+            read = isinstance(own, (types.GetSetDescriptorType, types.MemberDescriptorType))
+            found = own.__get__(item) if read else None
             return dict(found) if isinstance(found, dict) else {}
     return {}
 

@@ -19,6 +19,7 @@ FIRST_GUESS = 0.05
 """Seconds that a save is expected to take where none was seen."""
 
 LOOK = 0.001
+LOOK_TO_LEARN = 0.005
 LOOK_AT_PEERS = 0.02
 
 
@@ -54,15 +55,12 @@ class SaveWatch:
         self._path: str | None = None
         self._by_call = False
         self._known = self._entries()
-        self._thread: threading.Thread | None = None
         self._armed = threading.Event()
+        threading.Thread(target=self._watch, name="detrun-save-watch", daemon=True).start()
 
     def arm(self) -> None:
-        """From now on a save is to be hit."""
+        """From now on a save is to be hit; until then it is learned how long they take."""
         self._armed.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="detrun-save-watch", daemon=True)
-            self._thread.start()
 
     def idle(self) -> None:
         """A step begins: no save is under way, and what the directory holds now is not new."""
@@ -103,9 +101,10 @@ class SaveWatch:
     def _watch(self) -> None:
         looked = 0.0
         while True:
-            time.sleep(LOOK)
+            armed = self._armed.is_set()
+            time.sleep(LOOK if armed else LOOK_TO_LEARN)
             now = time.monotonic()
-            if now - looked >= LOOK_AT_PEERS:
+            if armed and now - looked >= LOOK_AT_PEERS:
                 looked = now
                 if names := _names(self.interrupted):
                     # Whoever saves with this rank was hit: the same end for all.
@@ -116,7 +115,7 @@ class SaveWatch:
                     if not self._by_call and self.leads and self._new():
                         self._began = now
                     continue
-                if now - self._began >= self.delay() and self._has_begun_to_write():
+                if armed and now - self._began >= self.delay() and self._has_begun_to_write():
                     self._kill(self._so_far(now))
 
     def _has_begun_to_write(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 _DEEPEST = 12
 _MOST = 20_000
+_CONTAINERS = (Mapping, list, tuple, set, deque)
 _PLAIN = (bool, int, float, complex, str)
 
 _tracked: dict[str, Callable[[], Any]] = {}
@@ -41,8 +43,9 @@ def tracked(warn: Callable[[str], None]) -> list[Found]:
 
 
 def _reference(thing: object) -> Callable[[], Any]:
-    """Weak where that is possible. What a name alone stands for lives only here: functions, numbers, lists, dicts."""
-    if not callable(getattr(thing, "state_dict", None)) and callable(thing):
+    """Weak where that is possible, except for functions and containers, of which a program often has nothing else."""
+    owned_elsewhere = callable(getattr(thing, "state_dict", None)) or not callable(thing)
+    if not owned_elsewhere or isinstance(thing, _CONTAINERS):
         return lambda: thing
     try:
         return weakref.ref(thing)
@@ -70,7 +73,7 @@ def _taken_apart(name: str, value: Any, warn: Callable[[str], None]) -> Iterator
             return
         count += 1
         yield found
-    if count == 0 and not isinstance(value, (dict, list, tuple)):
+    if count == 0 and not isinstance(value, _CONTAINERS):
         warn(f"detrun.track({name!r}): nothing in a {type(value).__name__} can be compared")
 
 
@@ -90,7 +93,7 @@ def _pieces(name: str, value: Any, depth: int) -> Iterator[Found]:
     elif isinstance(value, Mapping):
         for key in value:
             yield from _pieces(f"{name}.{key}" if isinstance(key, (str, int)) else f"{name}.?", value[key], depth + 1)
-    elif isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
+    elif isinstance(value, (list, tuple, deque)):
         if all(isinstance(item, (bool, int, float)) for item in value):
             yield Found("tracked", name, "hard", tuple(value))
         else:

@@ -161,7 +161,8 @@ def _attempts(arm: ArmSummary) -> list[Line]:
 def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, int]:
     """Where on the scale each step that is named stands: in proportion, but never so close that labels collide."""
     named = sorted({step for line in lines for step in (line.first, line.last, line.saved or 1)} | {1, steps})
-    named = [step for step in named if step - 1 not in named or step == 1]  # a resume begins where its save stands
+    begun = {line.first for line in lines if line.first > 1}
+    named = [step for step in named if step not in begun or step - 1 not in named]  # a resume stands by its save
     places = [round((step - 1) / max(1, steps - 1) * (width - 1)) for step in named]
     for index in range(1, len(places)):
         places[index] = max(places[index], places[index - 1] + GAP)
@@ -169,10 +170,7 @@ def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, 
     for index in range(len(places) - 2, -1, -1):
         places[index] = max(0, min(places[index], places[index + 1] - GAP))
     found = dict(zip(named, places, strict=True))
-    for line in lines:
-        for step in (line.first, line.last):
-            found.setdefault(step, found.get(step - 1, 0) + 2)
-    return found
+    return {**{step: found[step - 1] + 2 for step in begun if step not in found}, **found}
 
 
 def drawn(line: Line, at: Mapping[int, int]) -> str:

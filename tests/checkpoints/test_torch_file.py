@@ -94,7 +94,11 @@ def test_names_that_would_be_the_same_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_random_states_and_arrays_are_arrays(tmp_path: Path) -> None:
-    state = {"python": random.Random(3).getstate(), "numpy": np.random.RandomState(3).get_state(), "order": [*range(99)]}
+    state = {
+        "python": random.Random(3).getstate(),
+        "numpy": np.random.RandomState(3).get_state(),
+        "order": [*range(99)],
+    }
     torch.save(state, tmp_path / "a.pt")
     found = entries(tmp_path / "a.pt")
     assert (found["python.1"].dtype, found["python.1"].shape) == ("int64", (625,))

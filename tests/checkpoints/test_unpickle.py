@@ -100,7 +100,8 @@ def test_a_class_is_not_looked_up_or_imported() -> None:
 
 def test_what_a_call_returned_cannot_be_called_or_set_up() -> None:
     # getattr(os, "system")("…"), then BUILD on what came back
-    raw = b"\x80\x04cbuiltins\ngetattr\n(cos\nsystem\nX\x06\x00\x00\x00systemtR(X\x02\x00\x00\x00idtR}X\x01\x00\x00\x00aK\x01sb."
+    system = b"cbuiltins\ngetattr\n(cos\nsystem\nX\x06\x00\x00\x00systemtR"
+    raw = b"\x80\x04" + system + b"(X\x02\x00\x00\x00idtR}X\x01\x00\x00\x00aK\x01sb."
     found = load(raw)
     assert isinstance(found, Opaque) and found.state == {"a": 1}
 

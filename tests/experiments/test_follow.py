@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,3 +224,55 @@ def test_an_experiment_that_was_removed_is_not_made_anew(stage: Stage) -> None:
     with pytest.raises(ArchiveError, match="removed while its arms ran"):
         stage.follow()
     assert not stage.folder.path.exists()
+
+
+def test_an_arm_of_several_attempts_is_shown_by_the_one_that_runs_and_over_with_the_last(tmp_path: Path) -> None:
+    clock, seen = Clock(), []
+    cluster = ScriptedCluster(clock, {"x-b": [(0, RUNNING)]})
+    segments = [Segment("b", n, ["true"], {}, [], "/", "none", 1, 1, 5) for n in range(2)]
+    cluster.submit(JobRequest(JobSpec("x-b", str(tmp_path), "slurm", "pinned", segments, WatchdogLimits()), 10, {}))
+    folder = ExperimentFolder(tmp_path)
+    began = {"jobs": ["1"], "started": "2026-01-01T00:00:00+00:00"}
+    resumed = {"path": "/x/step-3", "step": 3}
+
+    def write(number: int, **keys: object) -> Callable[[], None]:
+        document = {"schema_version": 1, "arm": "b", "attempt": number, **began, **keys}
+        return lambda: JobFile.model_validate(document).write(folder.attempt("b", number).job_file)
+
+    clock.at(10, write(0, state="running"))
+    clock.at(20, write(0, state="interrupted", ended="x"))
+    clock.at(30, write(1, state="running", resumed_from=resumed))
+    clock.at(40, write(1, state="done", resumed_from=resumed, ended="y"))
+    follower = Follower(cluster, folder, Pace(look=1.0), clock, clock.sleep)
+    follower.follow(lambda views: seen.append([(view.attempt, view.state, view.steps) for view in views]))
+    told = list(dict.fromkeys(tuple(look) for look in seen))
+    assert told == [
+        ((0, "waiting", 0),),
+        ((0, "running", 0),),
+        ((1, "waiting", 0),),
+        ((1, "running", 3),),
+        ((1, "done", 3),),
+    ]
+    assert 40 <= clock.now <= 42
+
+
+def test_a_requeued_job_is_hurried_and_its_end_without_a_word_is_the_planned_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, hurried = Clock(), []
+    monkeypatch.setattr(follow, "start_now", hurried.append)
+    waits = JobStatus("pending", "PENDING", "BeginTime")
+    cluster = ScriptedCluster(clock, {"x-b": [(0, RUNNING), (10, waits), (20, JobStatus("ended", "NODE_FAIL"))]})
+    how = {"kind": "requeue", "at_step": 4}
+    segment = Segment("b", 0, ["true"], {}, [], "/", "none", 1, 1, 5, interrupt=how)
+    cluster.submit(JobRequest(JobSpec("x-b", str(tmp_path), "slurm", "pinned", [segment], WatchdogLimits()), 10, {}))
+    folder = ExperimentFolder(tmp_path)
+    attempt = folder.attempt("b", 0)
+    JobFile(arm="b", jobs=["1"], state="running", started="x").write(attempt.job_file)
+    attempt.interrupt_dir.mkdir()
+    attempt.interrupt(0).write_text('{"kind": "hold", "step": 4, "microbatch": 0}')
+    Follower(cluster, folder, Pace(look=1.0, poll=2.0, grace=5.0), clock, clock.sleep).follow(lambda _: None)
+    assert set(hurried) == {"4101"}
+    job = JobFile.read(attempt.job_file)
+    assert job.state == "interrupted"
+    assert job.interruption is not None and (job.interruption.kind, job.interruption.step) == ("requeue", 4)

@@ -42,7 +42,17 @@ def test_a_specification_that_is_none_says_so(spec: JobSpec, change: dict[str, A
         JobSpec.read(path)
 
 
-@pytest.mark.parametrize("change", [{"arm": "../../x"}, {"ranks_per_node": "many"}, {"nodes": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arm": "../../x"},
+        {"ranks_per_node": "many"},
+        {"nodes": None},
+        {"continues": "../b"},
+        {"interrupt": "kill"},
+        {"checkpoints": ["/x"]},
+    ],
+)
 def test_a_segment_cannot_lead_out_of_its_folder(spec: JobSpec, change: dict[str, Any]) -> None:
     path = spec.write()
     document = json.loads(path.read_text())

@@ -144,6 +144,31 @@ WRONG = [
         "interrupt: command is for kind node-failure, and this is kind kill",
         "leave command out, or write kind: node-failure.",
     ),
+    (
+        "interrupt: {kind: kill, at_step: 2, minutes: 3}",
+        "interrupt: minutes is for kind timeout, and this is kind kill",
+        "leave minutes out, or write kind: timeout.",
+    ),
+    (
+        "interrupt: {kind: kill-during-save, at_step: 2, moment: after-save}",
+        "interrupt: kind kill-during-save has a moment of its own, and moment is after-save",
+        "leave moment out, or write kind: kill.",
+    ),
+    (
+        "interrupt: {kind: kill, at_step: 2, ranks: 1, node: 0}",
+        "interrupt: node and ranks are both given",
+        "node: all ranks of one node; ranks: these. Keep one.",
+    ),
+    (
+        "interrupt: {kind: kill, at_step: 2, moment: later}",
+        "interrupt.moment: 'later' is not one of end, before-save, after-save, accumulation, epoch",
+        None,
+    ),
+    (
+        'interrupt: {kind: node-failure, at_step: 2, command: ["{out}"]}',
+        "interrupt.command.0: {out} has no value here",
+        None,
+    ),
     ("interrupt: kill", "interrupt: found text 'kill', wanted a mapping of keys or a list of mappings", None),
     (
         "arms: {B: {}}",

@@ -225,7 +225,7 @@ def test_a_missing_workdir_is_refused_at_launch(load: Load, tmp_path: Path) -> N
         ),
         (
             "{kind: kill, at_step: 30, moment: after-save}",
-            "error: recipe.yaml, line 4: interrupt.at_step: 30 is the last step, and moment after-save is in the next one",
+            "error: recipe.yaml, line 4: interrupt.at_step: 30 is the last step, moment after-save is in the next one",
         ),
         (
             "{kind: kill, at_step: 3, node: 1}",

@@ -1,13 +1,15 @@
 """Programs that note which of their variables are live at a call, run by `test_liveness.py` in this Python and in
 others. Prints what they noted as JSON. Needs nothing but the module that is tested, whose folder is the argument."""
 
+# ruff: noqa - what looks superfluous here is what is looked at
+
 from __future__ import annotations
 
 import json
 import sys
 
 sys.path.insert(0, sys.argv[1])
-import liveness  # noqa: E402 - by its folder: other Pythons have no torch, which its package may import
+import liveness  # by its folder: other Pythons have no torch, which its package may import
 
 noted: dict[str, list[str]] = {}
 

@@ -23,6 +23,7 @@ parser.add_argument("--save-every", type=int, default=0)
 parser.add_argument("--pad", type=float, default=0.0, help="megabytes that a checkpoint is larger by")
 parser.add_argument("--resume", help="a checkpoint's folder, or `auto`: the newest in OUT/checkpoints")
 parser.add_argument("--leave-on", help="a signal to save and leave at, such as TERM")
+parser.add_argument("--ignore", help="a signal to ignore")
 parser.add_argument("--do", choices=["kill", "raise", "hang", "leave", "abort-at-exit"])
 args = parser.parse_args()
 
@@ -38,6 +39,8 @@ torch.manual_seed(args.seed + 1 + rank)
 
 checkpoints = Path(args.out) / "checkpoints"
 asked_to_leave = []
+if args.ignore:
+    signal.signal(getattr(signal, f"SIG{args.ignore}"), signal.SIG_IGN)
 if args.leave_on:
     signal.signal(getattr(signal, f"SIG{args.leave_on}"), lambda number, _frame: asked_to_leave.append(number))
 
@@ -57,7 +60,7 @@ def save(step):
 
 
 def everybody_is_asked(asked):
-    answer = torch.tensor([float(asked)])
+    answer = torch.tensor([float(bool(asked))])
     if world > 1:
         dist.all_reduce(answer, dist.ReduceOp.MAX)
     return bool(answer.item())

@@ -81,7 +81,7 @@ def test_a_nudge_on_one_rank_reaches_both(reference: Ended, tmp_path: Path) -> N
         assert {"gradients", "parameters"} <= differing(got, expected, 3)
     # Rank 0 computed nothing else itself: it received what rank 1 sent.
     own = differing(faulty.ranks[0], reference.ranks[0], 3)
-    assert own <= {"gradients", "parameters", "optimizer", "metric:grad_norm"}
+    assert own <= {"gradients", "parameters", "optimizer", "ema", "metric:grad_norm"}
 
 
 def test_reordered_reduction_leaves_the_losses_of_its_step(reference: Ended, tmp_path: Path) -> None:
