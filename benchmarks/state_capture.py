@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from detrun.recorder.observer import Observer
-from detrun.recorder.session import Session, Settings
+from detrun.recorder.session import Session
+from detrun.recorder.settings import Settings
 from detrun.records.layout import AttemptFolder
 from detrun.records.state_reader import boundaries, read_state
 

@@ -131,14 +131,32 @@ def _whole_loader(differences: Sequence[RowDifference], explaining: Sequence[Row
 
 
 def _is_low_precision(difference: RowDifference, differences: Sequence[RowDifference]) -> bool:
-    """A part of a low-precision tensor, while no full-precision parameter differs on that rank."""
-    _, _, part = difference.key
-    if part in ("", "local") or difference.component not in ("parameters", "buffers", "module-state"):
+    """Packed values of a low-precision tensor or the scales beside them, while no full-precision parameter differs on
+    that rank."""
+    if not _is_packed(difference) and not (
+        difference.component in _HOLD_PACKED
+        and "scale" in difference.key[1].rpartition(".")[2]
+        and any(_is_packed(other) and _owner(other) == _owner(difference) for other in differences)
+    ):
         return False
     return not any(
-        other.component == "parameters" and other.key[2] in ("", "local") and other.rank == difference.rank
+        other.component == "parameters" and not _is_packed(other) and other.rank == difference.rank
         for other in differences
     )
+
+
+_HOLD_PACKED = ("parameters", "buffers", "module-state")
+
+
+def _is_packed(difference: RowDifference) -> bool:
+    """Eight bits or fewer an element, or a part of a tensor subclass that packs values and scales."""
+    part = difference.key[2]
+    few = difference.row.dtype.startswith(("float8", "float4", "float6"))
+    return difference.component in _HOLD_PACKED and (few or part not in ("", "local"))
+
+
+def _owner(difference: RowDifference) -> tuple[int, str]:
+    return difference.rank, difference.key[1].rpartition(".")[0]
 
 
 def _follows_the_data(stream: RowDifference) -> bool:

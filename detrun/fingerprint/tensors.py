@@ -39,12 +39,13 @@ class Part(NamedTuple):
 
     name: which part of the tensor it is ("qdata", nested ones joined by "."), "" for the whole; None for what only
     describes a wrapper around other parts. description: what beside the bytes makes two equal. memory: dense,
-    contiguous and detached; None where there is none.
+    contiguous and detached; None where there is none. copied: whether it is a copy, since the original is not.
     """
 
     name: str | None
     description: bytes
     memory: Tensor | None
+    copied: bool = False
 
 
 def parts(tensor: Tensor, tag: str = "") -> Iterator[tuple[bytes, Tensor | None]]:
@@ -102,7 +103,8 @@ def _parts(tensor: Tensor, tag: str) -> Iterator[Part]:
         yield Part(None, f"{tag}<{tensor.qscheme()}>".encode(), None)
         yield from _parts(tensor.int_repr(), tag)
     else:
-        yield Part(tag, describe(tensor, tag), _readable(tensor.detach()))
+        memory = _readable(tensor.detach())
+        yield Part(tag, describe(tensor, tag), memory, memory.data_ptr() != tensor.data_ptr())
 
 
 def _is_odd(tensor: Tensor) -> bool:

@@ -26,7 +26,8 @@ def start() -> Session | None:
         try:
             import detrun
             from detrun.recorder.interrupt import Interruption
-            from detrun.recorder.session import Session, Settings
+            from detrun.recorder.session import Session
+            from detrun.recorder.settings import Settings
 
             settings = Settings.from_environment(os.environ)
             if settings is None:

@@ -13,6 +13,9 @@ from detrun.recorder import reach
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 """What wrapping a module puts in front of its parameters' names."""
 
+_MODEL_KEYS = frozenset(["model", "model_state_dict", "state_dict", "net", "network", "module", "weights", "params"])
+"""Keys under which checkpoints hold the weights."""
+
 Pairs = list[tuple[str, Tensor]]
 
 
@@ -97,6 +100,11 @@ class Models:
         fits = bool(pairs) and any(model.goes_with(pairs) or model.goes_with(named) for model in self._models)
         return pairs if fits else None
 
+    def is_checkpoint(self, container: dict[Any, Any]) -> bool:
+        """Was it made to be saved, or loaded: does it hold a model's weights by one of the usual keys?"""
+        held = [value for key, value in dict.items(container) if type(key) is str and key in _MODEL_KEYS]
+        return any(issubclass(type(value), dict) and self._copy_in_dict(value) is not None for value in held)
+
     def copy_of_module(self, module: nn.Module) -> Pairs | None:
         """The tensors of a module that has a root's parameters, perhaps beside some of its own; None if it has not."""
         pairs = list(module_tensors(module))
@@ -105,6 +113,12 @@ class Models:
 
     def _without_prefix(self, name: str) -> str:
         return name.split(".", 1)[1] if "." in name else name
+
+
+def holds_optimizer_state(container: dict[Any, Any]) -> bool:
+    """Is it an optimizer's state dict, or a checkpoint with one?"""
+    own = [container, *(value for value in dict.values(container) if issubclass(type(value), dict))]
+    return any(dict.__contains__(each, "param_groups") and dict.__contains__(each, "state") for each in own)
 
 
 def submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

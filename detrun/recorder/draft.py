@@ -100,7 +100,7 @@ class Draft:
             yield from _series("loss", "backward", losses, mean=True)
         yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
         if len(self.own_norms) == 1:
-            yield _metric("grad_norm", "recorder", self.own_norms[0])
+            yield _own(self.own_norms[0])
         elif self.own_norms:
             yield _float64("grad_norm", "recorder", _root_of_squares(self.own_norms))
         for name, source, value in self.named:
@@ -140,17 +140,28 @@ def _root_of_squares(values: Sequence[Scalar]) -> float:
     for value in values:
         part = float(value.value())
         total += part * part
-    return math.sqrt(total) if total == total else total
+    return math.sqrt(total) if total == total else math.nan
 
 
 def _metric(name: str, source: str, value: Scalar) -> MetricValue:
     return MetricValue(name, source, value.bits(), value.dtype)
 
 
+def _own(norm: Scalar) -> MetricValue:
+    """A norm that the recorder computed. Which sign its NaN has depends on how the gradients lie in memory."""
+    value = norm.value()
+    if value == value:
+        return _metric("grad_norm", "recorder", norm)
+    from detrun.fingerprint.scalar import bits_of
+
+    return MetricValue("grad_norm", "recorder", bits_of(math.nan, norm.dtype), norm.dtype)
+
+
 def _float64(name: str, source: str, value: float) -> MetricValue:
     from detrun.fingerprint.scalar import bits_of
 
-    return MetricValue(name, source, bits_of(value, "float64"), "float64")
+    # Of a NaN that was computed here, the sign is an accident.
+    return MetricValue(name, source, bits_of(value if value == value else math.nan, "float64"), "float64")
 
 
 def _together(digests: Sequence[Digest]) -> str:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from detrun.recorder import live_words, reach
-from detrun.recorder.copies import Models, module_tensors
-from detrun.recorder.hidden import hidden_iterators
-from detrun.recorder.liveness import live_variables
-from detrun.recorder.owned import is_feed_type, is_program_file, is_program_type, program_modules
+from detrun.recorder.copies import Models, holds_optimizer_state, module_tensors
+from detrun.recorder.owned import is_feed_type, is_program_file, is_program_type
+from detrun.recorder.places import Entry, Place, loops, module_globals, variables
 from detrun.recorder.streams import is_generator, is_global, is_saved_state, stream_of
 from detrun.records.state_row import Component, Standing
 
@@ -51,28 +50,6 @@ class Found(NamedTuple):
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """How the walk came to an object. owner: what the name is told apart by if it is taken. proven: reached through
-    live variables alone. origin: what holds it. inner: inside a library's own code."""
-
-    name: str
-    owner: str
-    origin: Literal["program", "module", "feed"] = "program"
-    proven: bool = False
-    inner: bool = False
-
-    def child(self, suffix: str, *, proven: bool = False, inner: bool = False) -> _Place:
-        name = self.name + suffix if self.name else suffix.lstrip(".")
-        origin = "feed" if self.origin == "feed" or live_words.says_feed(suffix) else self.origin
-        return _Place(name, self.owner, origin, proven, inner or self.inner)
-
-    def of_module(self, suffix: str) -> _Place:
-        """An attribute of a module, or a module in it, whatever its name says."""
-        name = self.name + suffix if self.name else suffix.lstrip(".")
-        return _Place(name, self.owner, "module", False, self.inner)
-
-
 def find(
     frame: types.FrameType | None,
     roots: Sequence[nn.Module | tuple[str, nn.Module]],
@@ -90,48 +67,14 @@ def find(
     # A tensor subclass may answer the reading of any attribute with code of its own.
     with torch._C.DisableTorchFunctionSubclass():
         walk = _Walk(named, known_ids)
-        walk.run([(_Place(prefix, type(root).__name__, "module"), root) for prefix, root in named])
-        walk.enter(list(_variables(frame)))
-        walk.run(list(_globals()))
-        walk.run([(_Place(name, "loop", "feed", True), item) for name, item in hidden_iterators()])
+        walk.run([(Place(prefix, type(root).__name__, "module"), root) for prefix, root in named])
+        walk.enter(variables(frame))
+        walk.run(module_globals(frame))
+        walk.run(loops())
     if warn is not None and walk.cut:
         more = f" and {len(walk.cut) - 3} more" if len(walk.cut) > 3 else ""
         warn(f"live objects: not looked at to the end: {', '.join(walk.cut[:3])}{more}")
     return list(walk.found.values())
-
-
-def program_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The frames that run the program's own code, innermost first."""
-    while frame is not None:
-        if is_program_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
-
-
-def _variables(frame: types.FrameType | None) -> Iterator[tuple[_Place, Any]]:
-    for own in program_frames(frame):
-        owner = own.f_code.co_name.strip("<>")
-        for name, value in live_variables(own).items():
-            if name.startswith("__") or _is_constant(name, value):
-                continue
-            shown = "" if name in ("self", "cls") else name.strip(".")
-            origin: Literal["feed", "program"] = "feed" if live_words.says_feed(name) else "program"
-            yield _Place(shown, type(value).__name__ if not shown else owner, origin, True), value
-
-
-def _globals() -> Iterator[tuple[_Place, Any]]:
-    for module_name, module in program_modules():
-        prefix = "" if module_name == "__main__" else f"{module_name}."
-        for name, value in list(module.__dict__.items()):
-            if name.startswith("__") or type(value) in (types.FunctionType, types.ModuleType, type):
-                continue
-            if not _is_constant(name, value):
-                origin: Literal["feed", "program"] = "feed" if live_words.says_feed(name) else "program"
-                yield _Place(prefix + name, module_name, origin), value
-
-
-def _is_constant(name: str, value: object) -> bool:
-    return name.isupper() and type(value) in (bool, int, float, tuple)
 
 
 class _Walk:
@@ -148,16 +91,16 @@ class _Walk:
         self._variables: dict[str, int] = {}
         self._visited = 0
 
-    def enter(self, variables: list[tuple[_Place, Any]]) -> None:
+    def enter(self, variables: list[Entry]) -> None:
         """The variables of the program's frames."""
         self._variables = {place.name: id(value) for place, value in reversed(variables)}
         self.run(variables)
 
-    def run(self, level: list[tuple[_Place, Any]]) -> None:
+    def run(self, level: list[Entry]) -> None:
         """Breadth first, on each level by name: what has several names is found under the nearest and shortest."""
         while level:
             level.sort(key=lambda entry: (len(entry[0].name), entry[0].name))
-            following: list[tuple[_Place, Any]] = []
+            following: list[Entry] = []
             for place, item in level:
                 if self._visited >= MOST_OBJECTS:
                     self.cut.append(place.name)
@@ -185,7 +128,7 @@ class _Walk:
         self._kinds[kind] = next((visit for fits, visit in chosen if fits), own._skip)
         return self._kinds[kind]
 
-    def _skip(self, _place: _Place, _item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _skip(self, _place: Place, _item: Any) -> Iterable[Entry]:
         return ()
 
     def _first(self, item: Any, *, entered: bool = False) -> bool:
@@ -196,7 +139,7 @@ class _Walk:
         self._held.append(item)
         return True
 
-    def _tell(self, place: _Place, component: Component, standing: Standing, value: Any, name: str = "") -> None:
+    def _tell(self, place: Place, component: Component, standing: Standing, value: Any, name: str = "") -> None:
         name = name or place.name
         shown, count = name, 1
         while (component, shown) in self.found:
@@ -206,7 +149,7 @@ class _Walk:
 
     # What is told
 
-    def _number(self, place: _Place, value: Any) -> Iterable[tuple[_Place, Any]]:
+    def _number(self, place: Place, value: Any) -> Iterable[Entry]:
         last = place.name.rpartition(".")[2]
         if isinstance(value, float) and live_words.says(last, live_words.CLOCKS):
             return ()
@@ -214,7 +157,7 @@ class _Walk:
             self._tell(place, *self._standing(place, soft=True), value)
         return ()
 
-    def _tensor(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _tensor(self, place: Place, item: Any) -> Iterable[Entry]:
         if not self._first(item):
             return ()
         if isinstance(item, np.ndarray):
@@ -222,43 +165,44 @@ class _Walk:
                 self._tell(place, *self._standing(place), item)
         elif self._is_state(item):
             if is_saved_state(item) and place.origin != "feed" and any(w in place.name for w in live_words.DRAWN):
-                self._tell(place, "rng", "soft" if place.proven else "hard", item)
+                self._tell(place, "rng", "soft" if place.proven or place.quiet else "hard", item)
             elif self._models.is_flat_copy(item):
                 self._tell(place, *self._copy_standing(place), item)
             else:
                 self._tell(place, *self._standing(place), item)
         return ()
 
-    def _generator(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _generator(self, place: Place, item: Any) -> Iterable[Entry]:
         stream = stream_of(item)
         if not is_global(item) and self._first(stream):
-            self._tell(place, "rng", "soft" if place.inner else "hard", item)
+            self._tell(place, "rng", "soft" if place.quiet else "hard", item)
         return ()
 
     def _is_state(self, tensor: Tensor) -> bool:
         """A product of autograd is made anew in every step; what shares memory with a known tensor is that tensor."""
         return tensor.is_leaf and not self._models.shares_memory(tensor)
 
-    def _standing(self, place: _Place, *, soft: bool = False) -> tuple[Component, Standing]:
+    def _standing(self, place: Place, *, soft: bool = False) -> tuple[Component, Standing]:
         if place.origin == "feed":
             return "loader", "soft"
-        shown_only = live_words.says(place.name, live_words.SAVED)
+        shown_only = place.quiet or live_words.says(place.name, live_words.SAVED)
         if place.origin == "module":
             return "module-state", "soft" if shown_only else "surviving"
         shown_only = shown_only or live_words.says(place.name, live_words.BOOKKEEPING)
         return "local", "soft" if soft or shown_only else "surviving"
 
-    def _copy_standing(self, place: _Place, *, module: bool = False) -> tuple[Component, Standing]:
+    def _copy_standing(self, place: Place, *, module: bool = False) -> tuple[Component, Standing]:
         """What is shaped like the parameters lives from step to step if a live variable holds it or its name says so;
         else it may be something that each step leaves behind, such as copies of the gradients."""
         average = module or (live_words.says(place.name, live_words.AVERAGES) and "exp_avg" not in place.name)
         moment = not average and live_words.says(place.name, live_words.OPTIMIZER_STATE)
         component: Component = "optimizer" if moment else "ema"
-        if live_words.says(place.name, live_words.SAVED):
+        left_behind = not place.proven and live_words.says(place.name, live_words.GRADIENTS)
+        if place.quiet or left_behind or live_words.says(place.name, live_words.SAVED):
             return "ema", "soft"
         return component, "hard" if place.proven or average or moment else "surviving"
 
-    def _tell_copy(self, place: _Place, pairs: Iterable[tuple[str, Tensor]], *, module: bool = False) -> None:
+    def _tell_copy(self, place: Place, pairs: Iterable[tuple[str, Tensor]], *, module: bool = False) -> None:
         component, standing = self._copy_standing(place, module=module)
         for name, tensor in pairs:
             if self._is_state(tensor) and self._first(tensor):
@@ -267,7 +211,7 @@ class _Walk:
 
     # What is entered
 
-    def _container(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _container(self, place: Place, item: Any) -> Iterable[Entry]:
         kind = type(item)
         numbers = reach.plain_numbers(item, kind)
         if numbers is not None and (not issubclass(kind, dict) or len(numbers) > _LONG):
@@ -277,6 +221,10 @@ class _Walk:
             return ()
         if not self._first(item):
             return ()
+        if issubclass(kind, dict):
+            if holds_optimizer_state(item):
+                return ()
+            place = replace(place, quiet=place.quiet or self._models.is_checkpoint(item))
         pairs = self._models.copy_in(item, kind)
         if pairs is not None:
             self._tell_copy(place, pairs)
@@ -294,7 +242,7 @@ class _Walk:
             return False
         return any((self._kinds.get(of) or self._visitor(of)) is not _Walk._skip for of in reach.kinds_in(item, kind))
 
-    def _holder(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _holder(self, place: Place, item: Any) -> Iterable[Entry]:
         code: types.CodeType | None = None
         if type(item) is types.FunctionType:
             code = item.__code__
@@ -304,14 +252,14 @@ class _Walk:
         if (inner and place.origin != "feed") or not self._first(item):
             return ()
         live = place.proven and type(item) is types.GeneratorType
-        inner = inner or place.inner
+        inner = inner or place.quiet
         return [
-            (place.child(suffix, proven=live, inner=inner), value)
+            (place.child(suffix, proven=live, quiet=inner), value)
             for suffix, value in reach.inside(item)
             if self._variables.get(suffix[1:]) != id(value)  # a closure's variable is that of the frame around it
         ]
 
-    def _object(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _object(self, place: Place, item: Any) -> Iterable[Entry]:
         if not self._first(item):
             return ()
         kind = type(item)
@@ -324,7 +272,7 @@ class _Walk:
             if "__" not in name and (wanted is None or name in wanted)
         ]
 
-    def _optimizer(self, place: _Place, item: Any) -> Iterable[tuple[_Place, Any]]:
+    def _optimizer(self, place: Place, item: Any) -> Iterable[Entry]:
         if not self._first(item, entered=True):
             return ()
         return [
@@ -333,7 +281,7 @@ class _Walk:
             if name not in _OPTIMIZER_OWN and not name.startswith("_")
         ]
 
-    def _module(self, place: _Place, item: nn.Module) -> Iterable[tuple[_Place, Any]]:
+    def _module(self, place: Place, item: nn.Module) -> Iterable[Entry]:
         if id(item) in self._seen:
             return ()
         is_root = self._models.is_root(item)
@@ -345,7 +293,7 @@ class _Walk:
                 for name, tensor in module_tensors(item):
                     if self._is_state(tensor) and self._first(tensor):
                         self._tell(place, "module-state", "surviving", tensor, f"{place.name}.{name}".strip("."))
-        found: list[tuple[_Place, Any]] = []
+        found: list[Entry] = []
         stack: list[tuple[str, Any]] = [("", item)]
         while stack:
             path, module = stack.pop()
@@ -360,7 +308,7 @@ class _Walk:
             stack += [(f"{path}.{name}", child) for name, child in reversed(children) if child is not None]
         return found
 
-    def _attributes_of(self, place: _Place, module: nn.Module) -> Iterator[tuple[_Place, Any]]:
+    def _attributes_of(self, place: Place, module: nn.Module) -> Iterator[Entry]:
         own = any(is_program_type(base) for base in type(module).__mro__[:-1])
         constants = _constants(module) if own else ()
         for name, value in reach.attributes(module):
@@ -374,7 +322,7 @@ class _Walk:
                 yield place.of_module(f".{name}"), value
 
 
-_Visit = Callable[[_Walk, _Place, Any], Iterable[tuple[_Place, Any]]]
+_Visit = Callable[[_Walk, Place, Any], Iterable[Entry]]
 
 
 def _constants(module: nn.Module) -> frozenset[str]:

@@ -28,6 +28,9 @@ BOOKKEEPING = _words("loss losses log logs meter meters metric metrics acc accur
 SAVED = _words("ckpt checkpoint snapshot saved payload backup staging state_dict")
 """Copies made to be written away; a resumed program has others or none."""
 
+GRADIENTS = _words("grad grads gradient gradients")
+"""Copies of gradients, which every step leaves behind, if an attribute keeps them."""
+
 CLOCKS = _words("t0 t1 tic toc start time elapsed tick began clock seconds duration eta now timestamp")
 """Floats that are times, if they are called so."""
 

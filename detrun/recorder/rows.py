@@ -18,6 +18,7 @@ from detrun.fingerprint import device as device_digest
 from detrun.fingerprint.byte_digest import digest_bytes, digest_parts
 from detrun.fingerprint.host import memory_of
 from detrun.fingerprint.tensors import Part, dtype_name, named_parts
+from detrun.recorder.hashing import LARGE, Hashing, Job
 from detrun.recorder.pending import DeviceBytes, HostBytes, Waiting, read
 from detrun.recorder.values import canonical, item_of, kind_of
 from detrun.records.state_row import NOT_KEPT, Component, Standing, StateRow
@@ -54,10 +55,13 @@ class Rows:
         self._room = room
         self._rows: list[StateRow] = []
         self._places: dict[tuple[str, str, str], int] = {}
-        self._where_kept: dict[tuple[str, int], int] = {}
+        self._where_kept: dict[tuple[int, int], int] = {}
+        self._hashing = Hashing()
+        self._jobs: list[tuple[int, Job]] = []
         self._sums: dict[torch.device, tuple[list[_OnDevice], list[Tensor]]] = {}
         self._late: list[tuple[HostBytes | DeviceBytes, list[_OnDevice]]] = []
         self._digests: list[tuple[int, Any]] = []
+        self._gone: set[int] = set()
 
     def tensor(
         self, component: Component, name: str, tensor: Tensor, standing: Standing = "hard", *, zero: bool = False
@@ -116,23 +120,31 @@ class Rows:
         row = self._rows[place]
         if now is None:
             self._rows[place] = StateRow(row.component, row.name)
+            self._gone.add(place)
             return True
         parts = named_parts(now)
         memory = parts[0].memory if len(parts) == 1 else None
-        if memory is None or (memory.is_cpu and (_has_no_memory(memory) or _any(memory))):
+        if memory is None or (_on_host(memory) and (_has_no_memory(memory) or _any(memory))):
             return False
-        if not memory.is_cpu:
+        if not _on_host(memory):
             self._on_device(place, memory, zero=True, only_zero=True)
             return False
         digest = digest_parts(_description(memory), _raw(memory))
         self._rows[place] = replace(row, digest=digest, value=None, offset=NOT_KEPT, info={"zero": True})
         return True
 
-    def rest(self) -> None:
-        """A moment is over: fetch what lies on devices, without waiting."""
+    def rest(self) -> float:
+        """A moment is over: finish the digests of host memory, and fetch those of devices without waiting. Returns the
+        CPU seconds that other threads took."""
+        self._where_kept.clear()
+        seconds = self._hashing.finish()
+        for place, job in self._jobs:
+            self._rows[place] = replace(self._rows[place], digest=job.digest)
+        self._jobs.clear()
         for places, sums in self._sums.values():
             self._late.append((read(torch.cat(sums)), places))
         self._sums.clear()
+        return seconds
 
     def waits_for(self) -> list[Waiting]:
         return [*(source for source, _ in self._late), *(digest for _, digest in self._digests)]
@@ -143,6 +155,8 @@ class Rows:
         for source, places in self._late:
             raw = source.raw()
             for late in places:
+                if late.place in self._gone:
+                    continue
                 sums = raw[late.first * _SUM_BYTES : (late.first + late.count) * _SUM_BYTES]
                 # Of lanes that are all zero the sums are zero, and of others by a chance of 2^-128.
                 if not any(sums) and late.zero:
@@ -157,19 +171,24 @@ class Rows:
 
     def _part(self, row: StateRow, part: Part, zero: bool) -> None:
         memory = part.memory
-        if memory is None or (memory.is_cpu and _has_no_memory(memory)):
+        if memory is None or (_on_host(memory) and _has_no_memory(memory)):
             self._add(replace(row, info={"memory": False}))
             return
         row = _of(row, memory)
-        if not memory.is_cpu:
+        if not _on_host(memory):
             place = self._add(row)
             self._on_device(place, memory, zero=zero, only_zero=False)
             return
         raw = _raw(memory)
-        value = item_of(memory) if row.elements == 1 else None
         info = {"zero": True} if zero and not _any(memory) else {}
-        row = replace(row, digest=digest_parts(_description(memory), raw), value=value, info=info)
-        self._add(replace(row, offset=self._kept(raw, row)))
+        place = None if part.copied else memory.data_ptr()
+        row = replace(row, info=info, offset=self._kept(raw, row.nbytes, place))
+        if row.nbytes >= LARGE and not part.copied:
+            job = self._hashing.add(_description(memory), memory)
+            self._jobs.append((self._add(row), job))
+            return
+        value = item_of(memory) if row.elements == 1 else None
+        self._add(replace(row, digest=digest_parts(_description(memory), raw), value=value))
 
     def _on_device(self, place: int, memory: Tensor, *, zero: bool, only_zero: bool) -> None:
         sums = device_digest.segment_sums([memory])
@@ -191,19 +210,22 @@ class Rows:
         raw = np.ascontiguousarray(array).tobytes()
         description = f"|{dtype}|{','.join(map(str, array.shape))};".encode()
         row = replace(row, digest=digest_parts(description, raw), nbytes=len(raw))
-        self._add(replace(row, offset=self._kept(raw, row)))
+        self._add(replace(row, offset=self._kept(raw, len(raw), None)))
 
-    def _kept(self, raw: Any, row: StateRow) -> int:
-        """Where the bytes are kept, NOT_KEPT where they are not. Equal ones are kept once."""
-        if self._keep is None or not row.nbytes or row.digest is None:
+    def _kept(self, raw: Any, nbytes: int, address: int | None) -> int:
+        """Where the bytes are kept, NOT_KEPT where they are not. One memory under two names is kept once."""
+        if self._keep is None or not nbytes:
             return NOT_KEPT
-        known = (row.digest, row.nbytes)
-        if known not in self._where_kept:
-            if row.nbytes > self._room:
-                return NOT_KEPT
-            self._room -= row.nbytes
-            self._where_kept[known] = self._keep(raw)
-        return self._where_kept[known]
+        known = None if address is None else self._where_kept.get((address, nbytes))
+        if known is not None:
+            return known
+        if nbytes > self._room:
+            return NOT_KEPT
+        self._room -= nbytes
+        offset = self._keep(raw)
+        if address is not None:
+            self._where_kept[address, nbytes] = offset
+        return offset
 
     def _add(self, row: StateRow) -> int:
         if row.key in self._places:
@@ -229,6 +251,10 @@ def _of(row: StateRow, memory: Tensor) -> StateRow:
 def _description(memory: Tensor) -> bytes:
     """Not a part's own description, which has its name in it: what is equal is equal wherever it lies."""
     return f"|{dtype_name(memory.dtype)}|{','.join(map(str, memory.shape))};".encode()
+
+
+def _on_host(memory: Tensor) -> bool:
+    return memory.is_cpu
 
 
 def _raw(memory: Tensor) -> Any:

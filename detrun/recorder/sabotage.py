@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 from detrun.recorder import reach
 from detrun.recorder.copies import module_tensors
 from detrun.recorder.hidden import hidden_iterators
-from detrun.recorder.live import find, program_frames
+from detrun.recorder.live import find
 from detrun.recorder.liveness import live_variables
 from detrun.recorder.owned import is_feed_type, is_program_file, is_program_type
+from detrun.recorder.places import program_frames
 from detrun.recorder.progress import write_atomically
 from detrun.recorder.rng import UNSEEDED, RngStreams
 

@@ -65,6 +65,8 @@ class SaveWatch:
     def idle(self) -> None:
         """A step begins: no save is under way, and what the directory holds now is not new."""
         with self._lock:
+            if self._began is None and not self._by_call and self.leads and self._new():
+                self._began = time.monotonic()  # it was over before it was seen
             if self._began is not None:
                 self._over()
             self._known = self._entries()

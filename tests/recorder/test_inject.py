@@ -61,6 +61,8 @@ def test_the_export_holds_what_the_recorder_imports_and_no_more(exported: Path) 
     assert {name for name in files if "/records/" in name} == {
         "detrun/records/__init__.py",
         "detrun/records/metrics_writer.py",
+        "detrun/records/state_row.py",
+        "detrun/records/state_writer.py",
     }
     code = f"""
 import importlib, pkgutil, sys

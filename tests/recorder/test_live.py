@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import gc
 import itertools
+import os
 import random
+import subprocess
 import sys
 import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,11 +139,12 @@ def test_what_shares_memory_with_the_training_is_not_told_twice(make: Callable[[
     assert not [name for name in program() if name.startswith("same")]
 
 
-def test_copies_that_steps_leave_behind_only_survive() -> None:
+def test_copies_that_steps_leave_behind_do_not_count_at_once() -> None:
     class Trainer:
         def __init__(self, model: nn.Module) -> None:
             self.model = model
             self.last_gradients = [torch.ones_like(p) for p in model.parameters()]
+            self.last_update = [torch.ones_like(p) for p in model.parameters()]
             self.ema = {n: p.detach().clone() for n, p in model.named_parameters()}
             self.snapshot = {n: p.detach().clone() for n, p in model.named_parameters()}
 
@@ -149,8 +154,8 @@ def test_copies_that_steps_leave_behind_only_survive() -> None:
             return found
 
     found = Trainer(Net()).step()
-    names = ("last_gradients.l0.weight", "ema.l0.weight", "snapshot.l0.weight")
-    assert kinds(found, *names) == [("ema", SURVIVING), ("ema", HARD), ("ema", SOFT)]
+    names = ("last_gradients.l0.weight", "last_update.l0.weight", "ema.l0.weight", "snapshot.l0.weight")
+    assert kinds(found, *names) == [("ema", SOFT), ("ema", SURVIVING), ("ema", HARD), ("ema", SOFT)]
 
 
 # Generators
@@ -554,3 +559,88 @@ def test_frames_and_objects_of_libraries_are_passed_over() -> None:
     program()
     assert "marker" in found
     assert not [name for name in found if "args" in name or "kwargs" in name]
+
+
+# Scripts, checkpoints, with-blocks
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from detrun.recorder.live import find
+LIMIT, ema, dead, counter, unread = 7, torch.zeros(3), torch.zeros(4), 0, torch.ones(2)
+by_function = torch.zeros(5)
+def reads():
+    return by_function
+for step in range(2):
+    batch = torch.full((6,), float(step))
+    found = find(sys._getframe(), [], ())
+    dead = batch * 2
+    ema = ema + dead[:3]
+    counter += 1
+print(sorted((f.name, f.standing) for f in found))
+"""
+
+
+def test_a_scripts_globals_count_by_the_same_rule(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [("batch", SURVIVING), ("by_function", SURVIVING), ("counter", SOFT), ("ema", SURVIVING)]
+    assert done.stdout.strip() == str(expected)
+
+
+def test_other_modules_globals_are_told_by_their_module(tmp_path: Path) -> None:
+    (tmp_path / "bank.py").write_text("import torch\nmemory = torch.zeros(3)\nSIZE = 3\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, bank\nfrom detrun.recorder.live import find\n"
+        "def main():\n    return [f.name for f in find(sys._getframe(), [], ())]\nprint(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.strip() == "['bank.memory']", done.stderr
+
+
+def test_a_loaded_checkpoint_is_no_state() -> None:
+    def program() -> dict[str, Found]:
+        model = Net()
+        opt = torch.optim.Adam(model.parameters())
+        weights = {k: v.clone() for k, v in model.state_dict().items()}
+        whole = {"model": weights, "opt": opt.state_dict(), "velocity": [torch.zeros(2)]}
+        other = {
+            "model": {k: v.clone() for k, v in model.state_dict().items()},
+            "velocity": [torch.zeros_like(p) for p in model.parameters()],
+            "memory": torch.zeros(2),
+        }
+        found = look(model)
+        return keep(found, whole, other, opt)
+
+    found = program()
+    assert not [name for name in found if name.startswith("whole.")]
+    told = {f.standing for name, f in found.items() if "other" in name}
+    assert told == {SOFT}
+
+
+@contextlib.contextmanager
+def timer() -> Iterator[None]:
+    inside = torch.zeros(3)
+    yield
+    inside += 1
+
+
+def test_a_context_manager_is_no_iterator() -> None:
+    def program() -> dict[str, Found]:
+        with timer():
+            return look()
+
+    assert not [name for name in program() if "inside" in name]

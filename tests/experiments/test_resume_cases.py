@@ -1,0 +1,84 @@
+"""The cases of real-life faults, resumed: each program is killed for real, resumed, and judged as its case says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.running import detrun
+
+CASES = Path(__file__).parents[1] / "cases"
+pytestmark = pytest.mark.slow
+
+# What the case calls the culprit, in the words of a verdict: its kind, and what its name has to hold.
+CULPRITS = {
+    "resume_fp8_history_lost": ("module-state", ["layers.0.amax_history", "layers.1.amax_history"]),
+    "resume_loader_restarts": ("data", ["loader"]),
+    "resume_moment_bf16_one_layer": ("optimizer", ["exp_avg_sq", "layers.2.weight"]),
+    "resume_numpy_rng_lost": ("rng", ["numpy"]),
+    "resume_zero_shard_2rank": ("optimizer", ["exp_avg", "layers.2"]),
+}
+RANKS = {"resume_zero_shard_2rank": [1]}
+
+
+def resumes() -> Iterator[Any]:
+    for path in sorted(CASES.glob("*/case.yaml")):
+        expected = yaml.safe_load(path.read_text())["expect"].get("resume") or []
+        for number, resume in enumerate(expected if isinstance(expected, list) else [expected]):
+            yield pytest.param(path.parent.name, resume, id=f"{path.parent.name}-{number}")
+
+
+def recipe_of(case: str, resume: dict[str, Any], folder: Path) -> Path:
+    launch = yaml.safe_load((CASES / case / "case.yaml").read_text())["launch"]
+    saves = resume["save_at"] if isinstance(resume["save_at"], list) else [resume["save_at"]]
+    program = [sys.executable, str(CASES / case / "train.py")]
+    recipe = {
+        "cluster": "local",
+        "launch": {
+            "launcher": "torchrun" if launch["nproc"] > 1 else "none",
+            "ranks_per_node": launch["nproc"],
+            "command": [*program, "--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"],
+            "env": {"OMP_NUM_THREADS": "1"},
+        },
+        "steps": launch["steps"],
+        # A process group's end can wait for the interpreter, which waits for it: not to be waited for.
+        "watchdog": {"start": 60.0},
+        "seed": launch["seed"],
+        "checkpoint": {
+            "directory": "{out}",
+            "pattern": "ckpt-{step}",
+            "save_args": ["--save-at", *map(str, saves)],
+            "resume_args": ["--resume-from", "{checkpoint}"],
+        },
+        "interrupt": {"kind": "kill", "at_step": min(launch["steps"], max(saves) + 2)},
+    }
+    path = folder / "case.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize(("case", "resume"), list(resumes()))
+def test_the_verdict_is_the_case_s(case: str, resume: dict[str, Any], tmp_path: Path) -> None:
+    ran = detrun("resume-check", str(recipe_of(case, resume, tmp_path)), "--json", "--fresh", cwd=tmp_path)
+    if resume["verdict"] == "equal":
+        assert ran.code == 0, ran.explain()
+        assert ran.verdict["verdict"] == "identical"
+        assert ran.verdict["culprit"] is None
+        return
+    assert ran.code == 1, ran.explain()
+    verdict = ran.verdict
+    low, high = resume["first_step"]
+    assert low <= verdict["first_divergence"]["step"] <= high
+    kind, names = CULPRITS[case]
+    culprit = verdict["culprit"]
+    assert culprit["kind"] == kind, ran.explain()
+    assert all(name in culprit["name"] for name in names), culprit["name"]
+    if case in RANKS:
+        assert culprit["ranks"] == RANKS[case]
+    saved = resume["save_at"]
+    assert culprit["step"] == (saved[-1] if isinstance(saved, list) else saved)
