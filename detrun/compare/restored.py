@@ -43,7 +43,19 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     rest = [d for d in explaining if not any(d in suspect.differences for suspect in found)]
     if rest and (differences or attempt.pair.streams.streams):
         findings.append(_explaining(rest, attempt, ranks))
+    lost = [d for d in restored.differences if d.component == "local" and d.kind != "incomparable"]
+    if lost and not differences and not attempt.pair.streams.streams:
+        findings.append(_idle(lost, attempt, ranks))
     return findings
+
+
+def _idle(differences: Sequence[RowDifference], attempt: AttemptEvidence, ranks: int) -> Finding:
+    what = (
+        f"{_names(differences)} came back different ({_who(differences, ranks)}), and nothing recorded depended on it"
+    )
+    where: dict[str, Any] = {"arm": attempt.arm.id, "attempt": attempt.number}
+    details = {"differences": [_evidence(d) for d in differences[:MAX_EVIDENCE]]}
+    return Finding(kind="lost-variable", severity="warning", where=where, what=what, evidence=details)
 
 
 def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference], list[RowDifference]]:
@@ -51,15 +63,18 @@ def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDif
     the same component, and everything else, is the reference's); and those that may only explain others.
 
     What a step makes anew is told from what was lost by its being equal one step later. Where the run has parted for
-    another reason it no longer is, and tells nothing.
+    another reason it no longer is, and tells nothing; a generator that is seeded anew still does. A variable that was
+    lost, and on which nothing that was recorded depended, is no divergence of the training.
     """
     restored = attempt.restored
     assert restored is not None
     found = [difference for difference in restored.differences if difference.kind != "incomparable"]
     explaining = list(restored.explaining)
-    if any(difference.row.standing == "hard" for difference in found):
-        explaining += [difference for difference in found if difference.row.standing != "hard"]
-        found = [difference for difference in found if difference.row.standing == "hard"]
+    firm = [difference for difference in found if difference.row.standing == "hard" or difference.component == "rng"]
+    idle = not attempt.pair.streams.streams and all(difference.component == "local" for difference in found)
+    if firm or idle:
+        explaining += [difference for difference in found if difference not in firm]
+        found = firm
     first = restored.position.step + 1
     if attempt.pair.streams.streams or first not in attempt.pair.streams.compared:
         return found, [], explaining

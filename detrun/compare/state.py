@@ -192,6 +192,8 @@ def surviving(
     then, what was lost has not.
     """
     still = {d.key for d in later.differences} if later is not None else set()
+    if later is None:  # no step follows: a stream that differs is taken for lost
+        still = {d.key for d in at_begin if d.component == "rng"}
     counted, explaining = [], []
     for difference in at_begin:
         standing = difference.row.standing

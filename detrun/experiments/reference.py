@@ -41,10 +41,11 @@ _FREE = ("arms", "interrupt", "placement", "archive", "cluster", "watchdog", "li
 """Keys of a recipe that do not touch what an undisturbed arm without declarations computes."""
 
 _OF_THE_RUN = (
-    *("DETRUN_", "SLURM_", "TORCHELASTIC_", "MASTER_", "PYTHONPATH", "CUDA_MODULE_LOADING"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("DETRUN_", "SLURM_", "SUBMITIT_", "TORCHELASTIC_", "MASTER_", "CUDA_VISIBLE_DEVICES"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
 )
-"""Variables that a launcher or detrun sets anew for every run."""
+"""Variables that a launcher or detrun sets anew for every run. CUDA_VISIBLE_DEVICES is what submitit blanks; where the
+user has set it, it is a part of the plan."""
 
 PATIENCE = 60.0
 
@@ -164,8 +165,9 @@ def _same_code(experiment: ExperimentFile, folder: ExperimentFolder, loaded: Loa
 def _same_environment(attempt: AttemptFolder, loaded: LoadedRecipe, cluster: str, segment: Segment) -> None:
     document = read_object(attempt.environment(0))
     launched = _launch_env(attempt)
-    planned = {name: value for name, value in segment.env.items() if not name.startswith(_OF_THE_RUN)}
-    earlier = {name: value for name, value in launched.items() if not name.startswith(_OF_THE_RUN)}
+    of_the_run = tuple(name for name in _OF_THE_RUN if name != "CUDA_VISIBLE_DEVICES")
+    planned = {name: value for name, value in segment.env.items() if not name.startswith(of_the_run)}
+    earlier = {name: value for name, value in launched.items() if not name.startswith(of_the_run)}
     for name in sorted({*planned, *earlier}):
         if planned.get(name) != earlier.get(name) and not (segment.threads and name == "OMP_NUM_THREADS"):
             raise _Differs(f"{name} was {earlier.get(name, 'not set')} and is {planned.get(name, 'not set')}")
@@ -174,7 +176,7 @@ def _same_environment(attempt: AttemptFolder, loaded: LoadedRecipe, cluster: str
     if cluster == "local":
         if document.get("host") != socket.gethostname():
             raise _Differs(f"it ran on {document.get('host')}, and this is {socket.gethostname()}")
-        _same_variables(document, launched)
+        _same_variables(read_object(attempt.path / "launch.json"))
     python = next((text for text in segment.argv[:1] if Path(text).name.startswith("python")), None)
     if python is None:
         return
@@ -190,19 +192,17 @@ def _same_environment(attempt: AttemptFolder, loaded: LoadedRecipe, cluster: str
             raise _Differs(f"{name} was {was} and is {now}")
 
 
-def _same_variables(document: Mapping[str, Any], launched: Mapping[str, Any]) -> None:
-    """What a job on this machine inherits."""
-    env = document.get("env")
-    recorded = env.get("clear") if isinstance(env, dict) else None
-    recorded = recorded if isinstance(recorded, dict) else {}
+def _same_variables(launched: Mapping[str, Any]) -> None:
+    """What a job on this machine inherits; what the command itself sets is held against the plan."""
+    inherited, set_by_us = launched.get("inherited"), launched.get("env")
+    if not isinstance(inherited, dict) or not isinstance(set_by_us, dict):
+        raise _Differs("nothing tells which variables it inherited")
     now = redacted(os.environ)["clear"]
-    for name in sorted({*recorded, *now}):
-        if name in launched or name.startswith(_OF_THE_RUN):
+    for name in sorted({*inherited, *now}):
+        if name in set_by_us or name.startswith(_OF_THE_RUN):
             continue
-        if name == "OMP_NUM_THREADS" and name not in now:
-            continue  # the launcher's own choice
-        if recorded.get(name) != now.get(name):
-            raise _Differs(f"{name} was {recorded.get(name, 'not set')} and is {now.get(name, 'not set')}")
+        if inherited.get(name) != now.get(name):
+            raise _Differs(f"{name} was {inherited.get(name, 'not set')} and is {now.get(name, 'not set')}")
 
 
 def _interpreter(python: str, segment: Segment) -> tuple[str | None, dict[str, str]]:

@@ -37,6 +37,7 @@ from detrun.launch.placement import run_quietly, settle_follower
 from detrun.launch.spec import HELD_KINDS, JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
 from detrun.launch.whereabouts import whereabouts
+from detrun.recorder.environment import redacted
 from detrun.records.jobs import FINAL_STATES, JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 
@@ -227,6 +228,8 @@ class Driver:
             "unset": unset,
             "prepend": segment.prepend,
             "workdir": segment.workdir,
+            # For whoever asks later whether another run would start from the same: what is secret is left out.
+            "inherited": redacted(os.environ)["clear"],
             "ranks_are_tasks": segment.launcher == "srun" or (segment.launcher == "none" and segment.ranks == 1),
         }
         (folder.path / "launch.json").write_text(json.dumps(launch, indent=1) + "\n", encoding="utf-8")

@@ -35,7 +35,7 @@ from detrun.records.state_writer import StateWriter
 
 Position = tuple[int, int]
 
-LIGHT: frozenset[Component] = frozenset({"module-state", "ema", "local", "tracked"})
+LIGHT: frozenset[Component] = frozenset({"module-state", "ema", "rng", "local", "tracked"})
 """What is looked at again one step after a begin: pieces that a step may make anew."""
 
 NO_PYARROW = "state capture needs pyarrow in the training's environment"

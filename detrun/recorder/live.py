@@ -165,7 +165,7 @@ class _Walk:
                 self._tell(place, *self._standing(place), item)
         elif self._is_state(item):
             if is_saved_state(item) and place.origin != "feed" and any(w in place.name for w in live_words.DRAWN):
-                self._tell(place, "rng", "soft" if place.proven or place.quiet else "hard", item)
+                self._tell(place, "rng", "soft" if place.proven or place.quiet else "surviving", item)
             elif self._models.is_flat_copy(item):
                 self._tell(place, *self._copy_standing(place), item)
             else:
@@ -175,7 +175,7 @@ class _Walk:
     def _generator(self, place: Place, item: Any) -> Iterable[Entry]:
         stream = stream_of(item)
         if not is_global(item) and self._first(stream):
-            self._tell(place, "rng", "soft" if place.quiet else "hard", item)
+            self._tell(place, "rng", "soft" if place.quiet else "surviving", item)
         return ()
 
     def _is_state(self, tensor: Tensor) -> bool:

@@ -181,8 +181,8 @@ class Rows:
             return
         raw = _raw(memory)
         info = {"zero": True} if zero and not _any(memory) else {}
-        place = None if part.copied else memory.data_ptr()
-        row = replace(row, info=info, offset=self._kept(raw, row.nbytes, place))
+        address = None if part.copied else memory.data_ptr()
+        row = replace(row, info=info, offset=self._kept(raw, row.nbytes, address))
         if row.nbytes >= LARGE and not part.copied:
             job = self._hashing.add(_description(memory), memory)
             self._jobs.append((self._add(row), job))

@@ -106,7 +106,7 @@ class Sabotage:
             acts[seeded[0]]()
             return f"random number stream {seeded[0]} seeded anew"
         for found in find(frame, self._roots(), ()):
-            if found.component == "rng" and found.standing == "hard" and not isinstance(found.value, Tensor):
+            if found.component == "rng" and found.standing != "soft" and not isinstance(found.value, Tensor):
                 _reseed_own(found.value)
                 return f"generator {found.name} seeded anew"
         raise NothingToBreakError("no random number stream was seeded")

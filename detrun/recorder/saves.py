@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Saves:
         self.session = session
         self.observer = observer
         self.depth = 0
+        self._written: dict[str, dict[str, Any]] = {}
 
     def begins(self, path: str | None, writer: str) -> dict[str, Any] | None:
         """Log the beginning; returns the line of the end, None where the training has not begun or another thread
@@ -53,6 +55,19 @@ class Saves:
     def ends(self, line: dict[str, Any] | None) -> None:
         if line is not None:
             self._append(line)
+            if line["path"]:
+                self._written[line["path"]] = line
+
+    def renamed(self, source: Any, target: Any) -> None:
+        """A file or folder has another name now: what was saved into it was saved there, as of the same position."""
+        old, new = _path(source), _path(target)
+        for path in [path for path in self._written if path == old or path.startswith(f"{old}/")]:
+            line = {**self._written.pop(path), "path": new + path[len(old) :]}
+            self._append({**line, "event": "begin"})
+            self.ends(line)
+
+    def has_written(self) -> bool:
+        return bool(self._written)
 
     def begun(self) -> bool:
         """Has training begun, or is it about to?"""
@@ -90,6 +105,9 @@ def install(session: Session, observer: Observer) -> None:
                 session.warn(f"saves of {module.__name__} are not seen: {type(error).__name__}: {error}")
 
         return act
+
+    for name in ("rename", "replace"):
+        _hook_renaming(saves, name)
 
     checkpoint = {"save": "dcp.save", "async_save": "dcp.async_save", "save_state_dict": "dcp.save"}
     after_import("torch.distributed.checkpoint.state_dict_saver", hook(checkpoint, _of_checkpoint))
@@ -129,6 +147,23 @@ def _wrapped(saves: Saves, original: Callable[..., Any], writer: str, path_of: P
         return result
 
     return save
+
+
+def _hook_renaming(saves: Saves, name: str) -> None:
+    """`os.rename` or `os.replace`: a checkpoint is best written under another name first."""
+    original = getattr(os, name)
+    run = saves.session.run
+
+    @functools.wraps(original)
+    def move(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        original(src, dst, *args, **kwargs)
+        if saves.has_written():
+            run(saves.renamed, src, dst)
+
+    _replace(original, move)
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # in Python 3.10, Path has a reference of its own
+    if accessor is not None:
+        setattr(accessor, name, staticmethod(move))
 
 
 def _completion(result: Any) -> Any:

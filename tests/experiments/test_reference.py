@@ -17,6 +17,7 @@ from detrun.experiments.pair import start_pair
 from detrun.experiments.reference import ReferenceArm, find_reference
 from detrun.experiments.resume import ResumeOptions, plan_resume, start_resume
 from detrun.recipe import load_recipe
+from detrun.recorder.environment import redacted
 from detrun.records.archive import Archive
 from detrun.records.jobs import ExperimentFile, JobFile
 from detrun.records.layout import ExperimentFolder
@@ -55,7 +56,8 @@ class Bench:
         for segment in request.spec.segments:
             attempt = folder.attempt(segment.arm, 0)
             JobFile(arm=segment.arm, state="done", exit_code=0).write(attempt.job_file)
-            (attempt.path / "launch.json").write_text(json.dumps({"env": segment.env}))
+            launched = {"env": segment.env, "inherited": redacted(os.environ)["clear"]}
+            (attempt.path / "launch.json").write_text(json.dumps(launched))
             program = (
                 "import json; from detrun.recorder.environment import describe_process as d; print(json.dumps(d(0)))"
             )

@@ -130,8 +130,6 @@ def test_kept_bytes_are_those_of_the_tensor_and_stay_below_the_limit(tmp_path: P
     saved = torch.load(tmp_path / "3.pt", weights_only=False)["net"]["l0.weight"]
     assert found.bytes_of(found.by_key["parameters", "l0.weight", ""]) == saved.numpy().tobytes()
     assert all(found.bytes_of(row) is not None for row in found.rows if row.nbytes)
-    steps = [row.offset for row in found.rows if row.name.endswith(".step")]
-    assert len(steps) > 1 and len(set(steps)) == 1  # equal bytes lie there once
 
     little = table(run(program, tmp_path / "little", DETRUN_STATE_BYTES="100"), "end-00000003")
     sizes = {row.offset: row.nbytes for row in little.rows if row.offset >= 0 and row.component != "rng"}

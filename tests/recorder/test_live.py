@@ -191,7 +191,7 @@ def test_generators_are_found_wherever_they_are() -> None:
 
     found = program()
     names = ["noise", "gen", "legacy", "python", "loader.order_generator", "source.own", "held.a[0]", "draw.generator"]
-    assert kinds(found, *names) == [("rng", HARD)] * len(names)
+    assert kinds(found, *names) == [("rng", SURVIVING)] * len(names)
     assert len([f for f in found.values() if f.component == "rng"]) == len(names) + 1  # two on one bit generator
 
 
@@ -217,7 +217,7 @@ def test_a_trackers_saved_streams() -> None:
         assert tracker
         return found
 
-    assert kinds(program(), "tracker.states_.model-parallel") == [("rng", HARD)]
+    assert kinds(program(), "tracker.states_.model-parallel") == [("rng", SURVIVING)]
 
 
 def hidden(seed: int) -> Iterator[int]:
@@ -235,7 +235,7 @@ def test_an_iterator_without_a_name_is_found_in_its_loop() -> None:
         raise AssertionError
 
     found = program()
-    assert kinds(found, "hidden.private", "hidden.offset") == [("rng", HARD), ("loader", SOFT)]
+    assert kinds(found, "hidden.private", "hidden.offset") == [("rng", SURVIVING), ("loader", SOFT)]
 
 
 # Modules
@@ -390,7 +390,7 @@ def test_where_a_program_is_in_its_data_only_explains() -> None:
         return found
 
     found = program()
-    assert kinds(found, "order") == [("rng", HARD)]
+    assert kinds(found, "order") == [("rng", SURVIVING)]
     names = ("stream.at", "stream.buffer[0]", "sampler_epoch", "it._num_yielded")
     assert kinds(found, *names) == [("loader", SOFT)] * 4
     assert {f.standing for f in found.values() if f.component == "loader"} == {SOFT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from detrun.fingerprint.device import ml128_text, segment_sums
 from detrun.fingerprint.host import digest_tensors
+from detrun.recorder import hashing
 from detrun.recorder import rows as rows_module
 from detrun.recorder.rows import Rows
 from detrun.recorder.values import canonical
@@ -124,24 +126,49 @@ def test_long_values_have_a_digest_instead() -> None:
     assert x.digest != y.digest
 
 
-def test_arrays_are_kept_by_their_bytes() -> None:
-    kept = bytearray()
+class Kept(bytearray):
+    def keep(self, raw: Any) -> int:
+        self.extend(memoryview(raw).cast("B"))
+        return len(self) - memoryview(raw).nbytes
 
-    def keep(raw: Any) -> int:
-        kept.extend(memoryview(raw).cast("B"))
-        return len(kept) - len(memoryview(raw).cast("B"))
 
-    rows = Rows(keep, room=100)
-    array = np.arange(4, dtype=np.float32)
-    rows.value("local", "a", array)
-    rows.tensor("local", "t", torch.arange(4.0))  # the same bytes, dtype and shape
+def test_bytes_are_kept_while_there_is_room_and_one_memory_once() -> None:
+    kept = Kept()
+    rows = Rows(kept.keep, room=100)
+    weight = torch.arange(4.0)
+    rows.tensor("parameters", "w", weight)
+    rows.tensor("parameters", "large", torch.arange(40.0))
+    rows.tensor("buffers", "tied", weight.view(2, 2))
+    rows.value("local", "array", np.arange(4, dtype=np.float32))
     rows.value("local", "objects", np.array([object()]))
-    rows.tensor("local", "large", torch.arange(40.0))
-    a, t, objects, large = rows.finished()
-    assert a.digest == t.digest and a.offset == t.offset == 0
-    assert bytes(kept) == array.tobytes()
-    assert objects.digest is None and objects.value == "<array of objects>"
-    assert large.offset == NOT_KEPT and large.nbytes == 160
+    found = {row.name: row for row in rows.finished()}
+    assert (found["w"].offset, found["large"].offset, found["tied"].offset) == (0, NOT_KEPT, 0)
+    assert found["array"].digest == found["w"].digest and found["array"].offset == 16
+    assert bytes(kept) == 2 * np.arange(4, dtype=np.float32).tobytes()
+    assert found["objects"].digest is None and found["objects"].value == "<array of objects>"
+
+
+def test_copies_of_strided_tensors_are_not_taken_for_each_other() -> None:
+    kept = Kept()
+    rows = Rows(kept.keep, room=1000)
+    for fill in (1.0, 2.0):  # the second copy is likely to lie where the first one did
+        rows.tensor("parameters", str(fill), torch.full((4, 4), fill)[:, ::2])
+    assert [row.offset for row in rows.finished()] == [0, 32]
+    assert bytes(kept) == np.repeat(np.float32([1, 2]), 8).tobytes()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_large_tensors_have_the_same_digests_from_other_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "MOST_THREADS", threads)
+    before = set(threading.enumerate())
+    rows = Rows()
+    tensors = [torch.randn(1 << 19) for _ in range(5)]
+    for index, tensor in enumerate(tensors):
+        rows.tensor("parameters", str(index), tensor)
+    seconds = rows.rest()
+    assert [row.digest for row in rows.finished()] == [digest_tensors([tensor]) for tensor in tensors]
+    assert set(threading.enumerate()) == before
+    assert (seconds > 0) == (threads > 0)
 
 
 @pytest.fixture

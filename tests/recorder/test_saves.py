@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -97,6 +99,33 @@ def test_a_save_that_fails_has_no_end_and_raises_as_it_would(tmp_path: Path) -> 
     whole = run(lambda: failing(tmp_path), tmp_path / "a")
     assert whole.result == plain.result != ""
     assert told(whole) == [("begin", "torch.save", "net.pt", 1), *pair("torch.save", "after.pt", 1)]
+
+
+def under_another_name_first(folder: Path) -> None:
+    def save(state: dict[str, Any], step: int) -> None:
+        torch.save(state, folder / "latest.tmp")
+        (folder / "latest.tmp").replace(folder / "latest.pt")
+        draft = folder / f".step-{step}"
+        draft.mkdir()
+        torch.save(state, draft / "net.pt")
+        torch.save(state, draft / "more.pt")
+        shutil.move(draft, folder / f"step-{step}")
+        os.rename(folder / f"step-{step}" / "more.pt", folder / f"step-{step}" / "rest.pt")
+        (folder / "notes").write_text("x")
+        os.rename(folder / "notes", folder / "notes.txt")
+
+    training(save, steps=1)
+
+
+def test_what_is_renamed_after_its_save_was_saved_under_its_last_name(tmp_path: Path) -> None:
+    whole = run(lambda: under_another_name_first(tmp_path), tmp_path / "a")
+    log = [(line["event"], str(Path(line["path"]).relative_to(tmp_path)), line["step"]) for line in saves(whole)]
+    expected = [
+        "latest.tmp", "latest.pt", ".step-1/net.pt", ".step-1/more.pt", "step-1/net.pt", "step-1/more.pt",
+        "step-1/rest.pt",
+    ]  # fmt: skip
+    assert log == [(event, path, 1) for path in expected for event in ("begin", "end")]
+    assert whole.cost()["warnings"] == []
 
 
 class _Writing:
