@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,11 +79,13 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What is blamed: the differences that make it up, and how to call it."""
+    """What is blamed: the differences that make it up. firm: False where it is all that can explain what differs later,
+    and would not count alone."""
 
     blame: Blame
     component: str
     differences: Sequence[RowDifference]
+    firm: bool = True
 
     @property
     def ranks(self) -> list[int]:
@@ -103,6 +106,9 @@ def suspects(
             by_component.setdefault("precision", []).append(difference)
         else:
             by_component.setdefault(difference.component, []).append(difference)
+    firm = bool(by_component)
+    if not firm:
+        by_component.update(_by_name(explaining))
     order = ["precision", *_ORDER]
     streams = by_component.get("rng", [])
     if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
@@ -112,10 +118,29 @@ def suspects(
         order.remove("loader")
         order.insert(order.index("rng"), "loader")
     return [
-        Suspect(PRECISION if component == "precision" else BLAMES[component], component, by_component[component])
+        Suspect(PRECISION if component == "precision" else BLAMES[component], component, by_component[component], firm)
         for component in order
         if component in by_component
     ]
+
+
+_NAMES = (
+    ("scaler", re.compile(r"scale")),
+    ("ema", re.compile(r"(^|[._])(ema|avg|average|shadow)")),
+    ("scheduler", re.compile(r"sched|(^|[._])lr([._]|$)|warmup")),
+)
+"""What a variable's name says that it is."""
+
+
+def _by_name(explaining: Sequence[RowDifference]) -> dict[str, list[RowDifference]]:
+    """Where nothing else explains it, variables that came back other than they were, by what they are called."""
+    found: dict[str, list[RowDifference]] = {}
+    for difference in explaining:
+        if difference.component in ("local", "module-state") and difference.kind != "extra":
+            name = difference.key[1].lower()
+            component = next((component for component, words in _NAMES if words.search(name)), "local")
+            found.setdefault(component, []).append(difference)
+    return found
 
 
 def _whole_loader(differences: Sequence[RowDifference], explaining: Sequence[RowDifference]) -> list[RowDifference]:

@@ -129,6 +129,7 @@ class _Own:
             self._add(rf"\S*?{arm}/attempt-[0-9]+(?![0-9])", "{attempt_dir}")
             self._add(rf"\S*?{arm}(?![A-Za-z0-9_-])", "{arm_dir}")
             self._add(rf"{re.escape(context.experiment)}/jobs/[^/\s:]+", "{job_dir}")
+            self._add(rf"[^\s:]*/{re.escape(context.experiment)}(?=[/\s:]|$)", "{experiment}")
         for job in context.jobs:
             # A bare number is a setting's value, not the name of a job.
             self._add(rf"(?!\A{re.escape(job)}\Z)(?<![A-Za-z0-9.]){re.escape(job)}(?![A-Za-z0-9]|\.[0-9])", "{job}")

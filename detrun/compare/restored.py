@@ -27,7 +27,7 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     if restored is None:
         return []
     differences, late, explaining = _divided(attempt)
-    found = suspects(differences, attempt.batch_offsets, explaining)
+    found = suspects(differences, attempt.batch_offsets, explaining if _parted(attempt) else ())
     findings = [_of_suspect(suspect, attempt, ranks) for suspect in found]
     if late:
         names = _names(late)
@@ -47,6 +47,10 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     if lost and not differences and not attempt.pair.streams.streams:
         findings.append(_idle(lost, attempt, ranks))
     return findings
+
+
+def _parted(attempt: AttemptEvidence) -> bool:
+    return bool(attempt.pair.streams.streams)
 
 
 def _idle(differences: Sequence[RowDifference], attempt: AttemptEvidence, ranks: int) -> Finding:
@@ -92,6 +96,8 @@ def _of_suspect(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> Findi
     name = called(suspect)
     if suspect.component not in ("batch", "loader") and len({d.name for d in differences}) > 1:
         verb = verb.replace("was", "were")
+    if not suspect.firm:
+        verb = "came back different, and nothing else did"
     details = [text for text in (_extent(suspect), *_clues(suspect, attempt, ranks)) if text]
     what = f"{name} {verb} ({ranks_in_words(on, ranks)})"
     if details:
@@ -338,7 +344,7 @@ def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
     if restored is None:
         return None
     differences, _, explaining = _divided(attempt)
-    found = suspects(differences, attempt.batch_offsets, explaining)
+    found = suspects(differences, attempt.batch_offsets, explaining if _parted(attempt) else ())
     if not found:
         return None
     first = found[0]
@@ -361,7 +367,7 @@ def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
         "microbatch": restored.position.microbatch or None,
         "occurrence": None,
         "call_site": None,
-        "role": "origin",
+        "role": "origin" if first.firm else "uncaptured-producer",
         "catalog": first.blame.catalog,
         "fix": first.blame.fix,
         "others": [called(suspect) for suspect in found[1:]],

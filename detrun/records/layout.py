@@ -6,6 +6,7 @@
         recorder/ code/ jobs/   what the arms run with
         arms/<arm>/work/        the arm's own output folder
         arms/<arm>/attempt-<n>/ job.json marker/ environment/ metrics/ recorder/ progress/ log/
+                                saves/ state/<boundary>/ interrupt/ sabotage/
         verdict.json report.html
 
 Names only: nothing here reads or writes, except for listing which attempts and rank files exist.

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from detrun.recorder.export import export_recorder
+from detrun.records.layout import AttemptFolder
+from detrun.records.state_reader import read_state
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +104,7 @@ def launch(code: str, ranks: int, folder: Path, *arguments: str, recorder: Path 
     env.update(OMP_NUM_THREADS="1", PYTHONPATH=root)
     if recorder is not None:
         env.update(PYTHONPATH=f"{recorder}{os.pathsep}{root}", DETRUN_ATTEMPT_DIR=str(folder / "attempt"))
+        env["DETRUN_STATE_AT"] = "1,2"
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *torchrun, str(script), arguments[0], str(folder), *arguments[1:]]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -138,6 +141,10 @@ def test_two_ranks(mode: str, tmp_path: Path, recorder: Path) -> None:
         assert environment["coordinates"] == ({} if mode == "fsdp" else {"dp": rank})
     states = [[line["state"]["parameters"] for line in lines(tmp_path / "recorded", rank)] for rank in (0, 1)]
     assert (states[0] == states[1]) == (mode != "fsdp")
+    for rank in (0, 1):
+        table = read_state(AttemptFolder(attempt, "a", 0), "begin-00000003", rank)
+        parts = {row.part for row in table.rows if row.component in ("parameters", "optimizer") and row.elements > 1}
+        assert parts == ({""} if mode == "ddp" else {"local"})
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ def under_another_name_first(folder: Path) -> None:
         torch.save(state, draft / "net.pt")
         torch.save(state, draft / "more.pt")
         shutil.move(draft, folder / f"step-{step}")
-        os.rename(folder / f"step-{step}" / "more.pt", folder / f"step-{step}" / "rest.pt")
+        (folder / f"step-{step}" / "more.pt").rename(folder / f"step-{step}" / "rest.pt")
         (folder / "notes").write_text("x")
-        os.rename(folder / "notes", folder / "notes.txt")
+        os.rename(folder / "notes", folder / "notes.txt")  # noqa: PTH104 - the other way to say it
 
     training(save, steps=1)
 
