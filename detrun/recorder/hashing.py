@@ -44,7 +44,7 @@ class Hashing:
         job = Job(description, memory)
         self._jobs.append(job)
         self._queue.put(job)
-        if len(self._threads) < min(MOST_THREADS, len(os.sched_getaffinity(0))):
+        if len(self._threads) < min(MOST_THREADS, _cores()):
             # With a name of its own: a thread without one would change the names of the program's.
             thread = threading.Thread(target=self._work, name="detrun-hashing", daemon=True)
             try:
@@ -73,3 +73,7 @@ class Hashing:
                 job.run()
         finally:
             self._seconds += time.thread_time()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
