@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from detrun.cli.common import ArchiveOption, JsonOption, open_archive, read_verdict
 
@@ -27,7 +26,13 @@ def list_experiments(
     rows: list[dict[str, str | None]] = []
     folders = store.list()
     for folder in folders[-count:] if count else folders:
-        row: dict[str, str | None] = {"id": folder.id, "recipe": None, "verdict": "no verdict yet", "first": None}
+        row: dict[str, str | None] = {
+            "id": folder.id,
+            "recipe": None,
+            "verdict": "no verdict yet",
+            "first": None,
+            "culprit": None,
+        }
         try:
             row["recipe"] = ExperimentFile.read(folder.experiment_file).recipe_name
         except RecordError as error:
@@ -37,6 +42,9 @@ def list_experiments(
             if verdict.first_divergence is not None:
                 begin = verdict.first_divergence.boundary == "begin"
                 row["first"] = "before the first step" if begin else f"step {verdict.first_divergence.step}"
+            if verdict.culprit is not None:
+                # Of what it is may be many names long.
+                row["culprit"] = str(verdict.culprit.get("name") or "").partition(" of ")[0] or None
         rows.append(row)
     if as_json:
         json.dump(rows, sys.stdout, indent=1)
@@ -46,9 +54,9 @@ def list_experiments(
     if not rows:
         console.print(f"no experiments in {store.root}", markup=False, highlight=False)
         return 0
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, overflow="ignore")
-    for row in rows:
-        table.add_row(*(one_line(row[key] or "", 1000) for key in ("id", "verdict", "first")))
-    console.print(table, markup=False, highlight=False, soft_wrap=True)
+    cells = [[one_line(row[key] or "", 1000) for key in ("id", "verdict", "first", "culprit")] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for each in cells:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True))
+        console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from detrun.cli.common import ArchiveOption, IdArgument, open_archive
 from detrun.errors import NotVerifiedError, UsageError
 
 if TYPE_CHECKING:
-    from detrun.records.layout import AttemptFolder
+    from detrun.records.layout import AttemptFolder, ExperimentFolder
 
 
 def logs(
@@ -36,11 +37,18 @@ def logs(
     attempts = folder.attempts(arm)
     if not attempts:
         known = sorted(path.name for path in (folder.path / "arms").glob("*") if path.is_dir())
+        reference = _reference(folder)
+        if reference is not None and arm == reference[0]:
+            _, other, theirs = reference
+            raise UsageError(
+                f"arm {arm} of {folder.id} was not run: arm {theirs} of {other} stands in for it",
+                hint=f"detrun logs {other} --arm {theirs}",
+            )
         if arm not in known:
             raise UsageError(f"{folder.id} has no arm {arm}", hint=f"its arms: {', '.join(known) or 'none yet'}")
         raise NotVerifiedError(f"arm {arm} of {folder.id} has not begun", hint=f"detrun status {folder.id}")
     if attempt_number is not None and attempt_number not in {attempt.number for attempt in attempts}:
-        raise UsageError(f"arm {arm} of {folder.id} has no attempt {attempt_number}", hint=f"there are {len(attempts)}")
+        raise UsageError(f"arm {arm} of {folder.id} has no attempt {attempt_number}", hint=_those(attempts))
     attempt = next((a for a in attempts if a.number == attempt_number), attempts[-1])
     if rank is not None:
         paths = [attempt.log(rank)]
@@ -55,6 +63,24 @@ def logs(
     if follow:
         _follow(positions, attempt, all_of_them=rank is None)
     return 0
+
+
+def _those(attempts: Sequence[AttemptFolder]) -> str:
+    numbers = ", ".join(str(attempt.number) for attempt in attempts)
+    return f"its attempts: {numbers}" if len(attempts) > 1 else f"its only attempt is {numbers}"
+
+
+def _reference(folder: ExperimentFolder) -> tuple[str, str, str] | None:
+    """The arm that was not run, and the experiment and arm that stand in for it."""
+    from detrun.errors import RecordError
+    from detrun.records.jobs import ExperimentFile
+
+    try:
+        experiment = ExperimentFile.read(folder.experiment_file)
+    except RecordError:
+        return None
+    found = experiment.reference
+    return (experiment.arms[0].id, found.experiment, found.arm) if found else None
 
 
 def _print_tail(path: Path, lines: int, titled: bool) -> int:

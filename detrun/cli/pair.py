@@ -72,7 +72,7 @@ def pair(
     console = progress_console()
 
     def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
     if detach:

@@ -97,7 +97,7 @@ def run_resume_check(
     console = progress_console()
 
     def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     folder = start_resume(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
     if detach:

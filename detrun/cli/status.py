@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of, open_archive, read_verdict, to_find
+
+if TYPE_CHECKING:
+    from detrun.report.live import ArmView
+
+
+def _state(view: ArmView) -> str:
+    if not view.attempt:
+        return view.state
+    resumed = f", resumed from step {view.resumed}" if view.resumed is not None else ""
+    return f"{view.state} (attempt {view.attempt}{resumed})"
 
 
 def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
@@ -33,6 +44,8 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
                 "job": view.job,
                 "reason": view.reason or None,
                 "nodes": view.nodes,
+                "attempt": view.attempt,
+                "resumed_from": view.resumed,
             }
             for view in views
         ]
@@ -42,11 +55,14 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
     console = Console()
     console.print(f"{folder.id}   {verdict or 'no verdict yet'}", markup=False, highlight=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
+    if asked.reference is not None:
+        arm, other = asked.reference.arm, asked.reference.experiment
+        console.print(f"  {asked.arms[0].id}  is arm {arm} of {other}", markup=False, highlight=False, soft_wrap=True)
     for view in views:
         table.add_row(
             f"  {view.arm}",
-            view.state,
-            f"{view.steps}/{asked.steps}",
+            _state(view),
+            f"{min(view.steps, asked.steps)}/{asked.steps}",
             f"job {view.job}" if view.job else "not submitted",
             one_line(",".join(view.nodes)),
             one_line(view.reason, 1000),

@@ -144,15 +144,15 @@ def _by_name(explaining: Sequence[RowDifference]) -> dict[str, list[RowDifferenc
 
 
 def _whole_loader(differences: Sequence[RowDifference], explaining: Sequence[RowDifference]) -> list[RowDifference]:
-    """What a loader counts and holds, if it differs together with the data and no stream but the loader's own does:
-    then it is the loader that was not restored, and its streams with it."""
-    counts = [difference for difference in explaining if difference.component == "loader"]
-    owners = {difference.key[1].partition(".")[0] for difference in counts}
+    """What a loader counts and holds, if on every rank its counters, its own streams and the data differ and no other
+    stream does: then it is the loader that was not restored, and its streams with it."""
+    held = [d for d in explaining if d.component == "loader" and d.kind != "extra"]
+    counting = {(d.rank, d.key[1].partition(".")[0]) for d in held if d.row.value is not None}
     streams = [difference for difference in differences if difference.component == "rng"]
-    data = any(difference.component == "batch" for difference in differences)
-    if not data or not streams or any(stream.key[1].partition(".")[0] not in owners for stream in streams):
+    data = {difference.rank for difference in differences if difference.component == "batch"}
+    if not streams or any((d.rank, d.key[1].partition(".")[0]) not in counting or d.rank not in data for d in streams):
         return []
-    return counts
+    return held
 
 
 def _is_low_precision(difference: RowDifference, differences: Sequence[RowDifference]) -> bool:

@@ -141,8 +141,8 @@ def called(suspect: Suspect) -> str:
     if suspect.component == "batch":
         return "the input data"
     if suspect.component == "loader":
-        owners = list(dict.fromkeys(d.key[1].partition(".")[0] for d in suspect.differences if d.component == "rng"))
-        return f"the data loader's position ({_listed(owners)})" if owners else "the data loader's position"
+        streams = list(dict.fromkeys(d.name for d in suspect.differences if d.component == "rng"))
+        return f"the data loader's position, with its {_listed(streams)}" if streams else "the data loader's position"
     word = {
         "parameters": "parameter",
         "buffers": "buffer",
@@ -194,7 +194,8 @@ def _clues(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> list[str]:
         ]
     if all(d.at_start for d in differences):
         clues.append("at its state of the very first step: nothing loaded it")
-    wrong = sorted({d.from_rank for d in differences if d.from_rank is not None})
+    # A stream that is some draws behind may happen to stand where another rank's does.
+    wrong = sorted({d.from_rank for d in differences if d.from_rank is not None and d.ahead is None})
     if wrong:
         clues.append(f"it is the state of {ranks_in_words(wrong)}")
     draws = sorted({d.ahead for d in differences if d.ahead})

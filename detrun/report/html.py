@@ -19,6 +19,9 @@ from detrun.report.answer import sentence
 from detrun.report.chart import figure, plotly_script, save_script
 
 MAX_REASONS = 100
+WIDE, NARROW = 110, 48
+"""Columns of the timeline on a desk and on a phone."""
+
 _HEADS = {"identical": "IDENTICAL", "diverged": "DIVERGED", "not-verified": "NOT VERIFIED"}
 
 
@@ -35,23 +38,23 @@ def render_html(
         # Escaping leaves what turns the reading direction or hides; markup that is safe (plotly's script) stays.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    facts = [words.declared(verdict), *words.context(verdict, experiment), words.cost(verdict)]
+    resume = verdict.experiment == resume_words.EXPERIMENT
+    facts = [words.declared(verdict) or resume_words.declared(experiment), *words.context(verdict, experiment)]
+    facts += [*resume_words.context(verdict, experiment), words.cost(verdict)]
     facts += [resume_words.capture_cost(verdict), words.chance(verdict)]
-    timeline = resume_words.timeline(verdict, experiment) if verdict.experiment == resume_words.EXPERIMENT else []
-    at = resume_words.columns(timeline, experiment.steps, 2 * resume_words.WIDTH)
     return environment.get_template("report.html.j2").render(
         verdict=verdict,
         experiment=experiment,
         head=_HEADS[verdict.verdict],
         sentence=sentence(verdict, experiment),
-        below=resume_words.below(verdict)
-        if verdict.experiment == resume_words.EXPERIMENT
-        else words.after_the_first(verdict, experiment),
+        below=resume_words.below(verdict, experiment) if resume else words.after_the_first(verdict, experiment),
+        fix=resume_words.fix(verdict) if resume else None,
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
         settings=[f for f in verdict.of_kind("environment") if "setting" in f.where],
-        timeline=[(line, resume_words.drawn(line, at)) for line in timeline],
-        tables=resume_words.tables(verdict, experiment) if verdict.experiment == resume_words.EXPERIMENT else [],
+        timeline=resume_words.picture(verdict, experiment, WIDE) if resume else [],
+        narrow=resume_words.picture(verdict, experiment, NARROW) if resume else [],
+        tables=resume_words.tables(verdict, experiment) if resume else [],
         chart=chart,
         plotly_link=plotly_link,
         plotly_name=plotly_link.rpartition("/")[2],

@@ -76,7 +76,7 @@ class LiveDisplay:
             words = f"{arm.arm}  {self._state(arm)}"
             if self._said.get(arm.arm) != words:
                 self._said[arm.arm] = words
-                done = f" at step {arm.steps}/{self.steps}" if arm.ended else ""
+                done = f" at step {min(arm.steps, self.steps)}/{self.steps}" if arm.ended else ""
                 self._plain(f"{words}{done}")
 
     def _plain(self, text: str) -> None:
@@ -92,7 +92,7 @@ class LiveDisplay:
             table.add_row(
                 f"  {arm.arm}",
                 ProgressBar(total=self.steps, completed=min(arm.steps, self.steps), width=None),
-                f"{arm.steps}/{self.steps}",
+                f"{min(arm.steps, self.steps)}/{self.steps}",
                 Text(printable(f"{self._state(arm)}{self._pace(arm)}")),
             )
         return Group(Text(printable(self.title), overflow="fold"), table, Text(self.note))

