@@ -119,7 +119,7 @@ def follow_to_verdict(
     where = "Slurm" if slurm else "local"
     how = experiment.placement if slurm or experiment.placement == "parallel" else "arms in turn"
     title = f"{folder.id}   {where}, {experiment.ranks} rank{'s' if experiment.ranks > 1 else ''}, {how}"
-    display = LiveDisplay(console, title, experiment.steps, slurm)
+    display = LiveDisplay(console, title, experiment.steps, slurm, arm_names(experiment))
 
     def look(arms: Sequence[ArmView]) -> None:
         live.look(ended=all(arm.ended for arm in arms))
@@ -171,6 +171,27 @@ def conclude(
     if write:
         progress_console().print(f"page: {folder.report_file}", markup=False, highlight=False, soft_wrap=True)
     return int(verdict.exit_code)
+
+
+def arm_names(experiment: ExperimentFile) -> dict[str, str]:
+    """What the arms of an experiment are there for, where that is not plain."""
+    if experiment.experiment == "pair":
+        return {}
+    shown = {"observer": "never saves", **{f"self-test:{kind}": f"with {what}" for kind, what in _BROKEN.items()}}
+    return {
+        arm.id: shown.get(arm.purpose or "", arm.purpose or ("uninterrupted" if arm.role == "reference" else arm.role))
+        for arm in experiment.arms
+    }
+
+
+_BROKEN = {
+    "rng": "a stream broken",
+    "batch": "a batch skipped",
+    "moment": "a moment zeroed",
+    "parameter": "a parameter off",
+    "scheduler": "a scheduler off",
+}
+"""What a self-test's arm has broken on purpose, in few words."""
 
 
 def to_find(folder: ExperimentFolder) -> str:

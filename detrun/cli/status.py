@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from detrun.cli.common import ArchiveOption, IdArgument, JsonOption, cluster_of, open_archive, read_verdict, to_find
-
-if TYPE_CHECKING:
-    from detrun.report.live import ArmView
-
-
-def _state(view: ArmView) -> str:
-    if not view.attempt:
-        return view.state
-    resumed = f", resumed from step {view.resumed}" if view.resumed is not None else ""
-    return f"{view.state} (attempt {view.attempt}{resumed})"
+from detrun.cli.common import (
+    ArchiveOption,
+    IdArgument,
+    JsonOption,
+    arm_names,
+    cluster_of,
+    open_archive,
+    read_verdict,
+    to_find,
+)
 
 
 def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
@@ -58,10 +56,11 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
     if asked.reference is not None:
         arm, other = asked.reference.arm, asked.reference.experiment
         console.print(f"  {asked.arms[0].id}  is arm {arm} of {other}", markup=False, highlight=False, soft_wrap=True)
+    names = arm_names(asked)
     for view in views:
         table.add_row(
-            f"  {view.arm}",
-            _state(view),
+            f"  {view.arm} {names.get(view.arm, '')}",
+            f"attempt {view.attempt} {view.state}" if view.attempt else view.state,
             f"{min(view.steps, asked.steps)}/{asked.steps}",
             f"job {view.job}" if view.job else "not submitted",
             one_line(",".join(view.nodes)),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from detrun.compare.positions import order_was_lost, positions
 from detrun.compare.state import RowDifference
 
 
@@ -93,10 +94,15 @@ class Suspect:
 
 
 def suspects(
-    differences: Sequence[RowDifference], offsets: Mapping[int, int], explaining: Sequence[RowDifference] = ()
+    differences: Sequence[RowDifference],
+    offsets: Mapping[int, int],
+    explaining: Sequence[RowDifference] = (),
+    *,
+    data_first: bool = False,
 ) -> list[Suspect]:
     """All that is to be blamed, likeliest first. offsets: by rank, the steps by which the first batch is off, where it
-    is one of the reference's. explaining: differences that count for nothing alone."""
+    is one of the reference's. explaining: differences that count for nothing alone. data_first: the first step that
+    differs does so in what it was given."""
     by_component: dict[str, list[RowDifference]] = {}
     loader = _whole_loader(differences, explaining)
     for difference in differences:
@@ -107,13 +113,20 @@ def suspects(
         else:
             by_component.setdefault(difference.component, []).append(difference)
     firm = bool(by_component)
+    counters = positions(explaining)
     if not firm:
-        by_component.update(_by_name(explaining))
+        by_component.update({"loader": counters} if data_first and counters else _by_name(explaining))
     order = ["precision", *_ORDER]
-    streams = by_component.get("rng", [])
-    if offsets and "batch" in by_component and all(_follows_the_data(stream) for stream in streams):
-        counts = [difference for difference in explaining if difference.component == "loader"]
+    # A first batch that is another step's, and counters that say so: the loader, and its streams with it. Without
+    # counters the batch may as well be drawn from a stream that was lost.
+    counts = [d for d in explaining if d.component == "loader" and d.kind != "extra" and d.row.value is not None]
+    if offsets and "batch" in by_component and (counts or "rng" not in by_component):
         by_component["loader"] = [*counts, *by_component.pop("batch")]
+    if "batch" in by_component:
+        by_component["batch"] += counters
+        if order_was_lost(explaining, by_component.get("rng", [])):
+            order.remove("batch")
+            order.insert(order.index("rng"), "batch")
     if "loader" in by_component:
         order.remove("loader")
         order.insert(order.index("rng"), "loader")
@@ -182,8 +195,3 @@ def _is_packed(difference: RowDifference) -> bool:
 
 def _owner(difference: RowDifference) -> tuple[int, str]:
     return difference.rank, difference.key[1].rpartition(".")[0]
-
-
-def _follows_the_data(stream: RowDifference) -> bool:
-    """A stream that is only some draws ahead or behind may have been drawn from for other data."""
-    return stream.ahead is not None and not stream.at_start

@@ -248,14 +248,17 @@ def _figures(
 
 
 def cost_figures(arms: Iterable[ArmEvidence]) -> dict[str, Figure]:
-    """What recording cost, as a share of the ranks' CPU time."""
+    """What recording cost, as a share of the ranks' CPU time: every step, and around saves."""
     figures: dict[str, Figure] = {}
     cost = CostTally()
     for arm in arms:
         cost.merge(arm.cost)
-    total = sum(cost.parts.values())
+    captures = cost.parts.get("capture", 0.0)
+    total = sum(cost.parts.values()) - captures
     if cost.process > 0 and math.isfinite(total / cost.process):
         figures["recorder_cpu_share"] = Figure(value=total / cost.process, unit="of CPU time", n=cost.ranks)
         state = cost.parts.get("state", 0.0)
+        if captures:
+            figures["state_capture_cpu_share"] = Figure(value=captures / cost.process, unit="of CPU time", n=cost.ranks)
         figures["state_digest_cpu_share"] = Figure(value=state / cost.process, unit="of CPU time", n=cost.ranks)
     return figures

@@ -9,7 +9,7 @@ from detrun.compare.culprit import Suspect, suspects
 from detrun.compare.folding import ranks_in_words
 from detrun.compare.resume_evidence import AttemptEvidence
 from detrun.compare.state import GroupTally, RowDifference
-from detrun.compare.streams import METRIC
+from detrun.compare.streams import BATCH
 from detrun.records.files import one_line
 from detrun.records.state_row import StateRow
 from detrun.records.verdict import Finding
@@ -26,8 +26,8 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     restored = attempt.restored
     if restored is None:
         return []
-    differences, late, explaining = _divided(attempt)
-    found = suspects(differences, attempt.batch_offsets, explaining if _parted(attempt) else ())
+    differences, late, explaining = divided(attempt)
+    found = suspects_of(attempt)
     findings = [_of_suspect(suspect, attempt, ranks) for suspect in found]
     if late:
         names = _names(late)
@@ -49,6 +49,20 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     return findings
 
 
+def suspects_of(attempt: AttemptEvidence) -> list[Suspect]:
+    """All that the restore is to be blamed for, likeliest first."""
+    differences, _, explaining = divided(attempt)
+    explaining = explaining if _parted(attempt) else []
+    return suspects(differences, attempt.batch_offsets, explaining, data_first=bool(given_other_data(attempt)))
+
+
+def given_other_data(attempt: AttemptEvidence) -> list[int]:
+    """The ranks that, in the first step that differs at all, were given other data."""
+    streams = attempt.pair.streams.streams.values()
+    first = min((tally.first_step for tally in streams), default=None)
+    return sorted({r for t in streams if t.stream.kind == BATCH and t.first_step == first for r in t.ranks})
+
+
 def _parted(attempt: AttemptEvidence) -> bool:
     return bool(attempt.pair.streams.streams)
 
@@ -62,7 +76,7 @@ def _idle(differences: Sequence[RowDifference], attempt: AttemptEvidence, ranks:
     return Finding(kind="lost-variable", severity="warning", where=where, what=what, evidence=details)
 
 
-def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference], list[RowDifference]]:
+def divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDifference], list[RowDifference]]:
     """Differences that count; those that the run made up for before they could have an effect (every later digest of
     the same component, and everything else, is the reference's); and those that may only explain others.
 
@@ -74,7 +88,7 @@ def _divided(attempt: AttemptEvidence) -> tuple[list[RowDifference], list[RowDif
     assert restored is not None
     found = [difference for difference in restored.differences if difference.kind != "incomparable"]
     explaining = list(restored.explaining)
-    firm = [difference for difference in found if difference.row.standing == "hard" or difference.component == "rng"]
+    firm = [difference for difference in found if difference.standing == "hard" or difference.component == "rng"]
     idle = not attempt.pair.streams.streams and all(difference.component == "local" for difference in found)
     if firm or idle:
         explaining += [difference for difference in found if difference not in firm]
@@ -139,7 +153,8 @@ def called(suspect: Suspect) -> str:
         owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         return f"the optimizer's {_listed(keys, 6)} of {_listed(owners)}"
     if suspect.component == "batch":
-        return "the input data"
+        names = [name for name in names if name != "batch"]
+        return f"the input data ({_listed(names)})" if names else "the input data"
     if suspect.component == "loader":
         streams = list(dict.fromkeys(d.name for d in suspect.differences if d.component == "rng"))
         return f"the data loader's position, with its {_listed(streams)}" if streams else "the data loader's position"
@@ -281,7 +296,7 @@ def table_finding(attempt: AttemptEvidence) -> Finding:
     restored, saved = attempt.restored, attempt.saved
     rows: list[dict[str, Any]] = []
     assert restored is not None
-    counted, made_up_for, _ = _divided(attempt)
+    counted, made_up_for, _ = divided(attempt)
     late, blamed = {d.label for d in made_up_for}, {d.label for d in counted}
     labels = {**restored.groups, **(saved.groups if saved else {})}
     for label in sorted(labels, key=_table_order):
@@ -337,39 +352,3 @@ def _status(tally: GroupTally | None) -> str:
     if not kinds:
         return "equal" if tally.rows else "-"
     return "missing" if kinds == {"missing"} else "different"
-
-
-def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
-    """The verdict's culprit: the likeliest suspect, or where nothing that was captured differs, that it is unknown."""
-    restored = attempt.restored
-    if restored is None:
-        return None
-    differences, _, explaining = _divided(attempt)
-    found = suspects(differences, attempt.batch_offsets, explaining if _parted(attempt) else ())
-    if not found:
-        return None
-    first = found[0]
-    names = list(dict.fromkeys(d.name for d in first.differences))
-    scope = sorted({name.rpartition(".")[0] for name in names} - {""})
-    metrics = [t.first_step for t in attempt.pair.streams.streams.values() if t.stream.kind == METRIC]
-    return {
-        "kind": first.blame.kind,
-        "name": called(first),
-        "names": names[:MAX_EVIDENCE],
-        "component": first.component,
-        "scope": ", ".join(scope[:MAX_NAMES]) or None,
-        "phase": "restore",
-        "rank": first.ranks[0],
-        "ranks": first.ranks,
-        "coordinates": None,
-        "step": restored.position.step,
-        "boundary": restored.position.begin,
-        "first_metric_step": min(metrics, default=None),
-        "microbatch": restored.position.microbatch or None,
-        "occurrence": None,
-        "call_site": None,
-        "role": "origin" if first.firm else "uncaptured-producer",
-        "catalog": first.blame.catalog,
-        "fix": first.blame.fix,
-        "others": [called(suspect) for suspect in found[1:]],
-    }

@@ -22,9 +22,11 @@ from detrun.compare.divergence import divergence_findings, first_divergence, met
 from detrun.compare.evidence import ArmEvidence, Evidence
 from detrun.compare.folding import ranks_in_words
 from detrun.compare.missing import environment_findings, gap_findings, job_findings, placement_findings
-from detrun.compare.restored import culprit_of, state_findings, table_finding
+from detrun.compare.restore_culprit import culprit_of
+from detrun.compare.restored import state_findings, table_finding
 from detrun.compare.resume_controls import control_findings
 from detrun.compare.resume_evidence import AttemptEvidence, ResumeEvidence
+from detrun.compare.resume_records import lost_records, was_interrupted
 from detrun.compare.streams import BATCH, METRIC, Gap
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import (
@@ -52,7 +54,7 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
             findings += parted
     diverged: AttemptEvidence | None = None
     for attempt in evidence.attempts:
-        findings += _of_attempt(attempt, evidence, optimizer_steps)
+        findings += _of_attempt(attempt, evidence, optimizer_steps, len(experiment.interrupts))
         if attempt.number == 0 or diverged is not None:
             continue
         found = _divergence(attempt, asked.ranks)
@@ -62,6 +64,7 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
         if any(finding.severity == "divergence" for finding in found):
             diverged = attempt
     findings += _never_resumed(evidence)
+    findings += lost_records(experiment, evidence)
     findings += control_findings(evidence)
     findings += [
         Finding(kind="checkpoint", severity="warning" if weight == "warns" else "info", what=what)
@@ -92,6 +95,9 @@ def _of_reference(evidence: ResumeEvidence, optimizer_steps: int | None) -> list
     reference, asked = evidence.reference, evidence.asked
     gaps = [*reference.gaps, *gaps_of_arm(reference.surveys, asked, reference.end, reference.stages, optimizer_steps)]
     findings = job_findings(reference, _as_evidence(evidence))
+    if reference.job is not None and reference.job.state == "interrupted":
+        what = f"arm {reference.id}: its job.json speaks of an interruption, and the reference has none"
+        findings.append(Finding(kind="reference", severity="not-verified", where={"arm": reference.id}, what=what))
     findings += replica_findings(reference)
     findings += remark_findings(reference, asked.ranks)
     findings += gap_findings(gaps, [reference.id], asked.ranks)
@@ -114,11 +120,13 @@ def _parted_before_the_restore(attempt: AttemptEvidence) -> list[Finding]:
     return [Finding(kind="not-repeatable", severity="not-verified", where=where, what=text, evidence=details)]
 
 
-def _of_attempt(attempt: AttemptEvidence, evidence: ResumeEvidence, optimizer_steps: int | None) -> list[Finding]:
-    """Everything about an attempt but what differs after its restore."""
+def _of_attempt(
+    attempt: AttemptEvidence, evidence: ResumeEvidence, optimizer_steps: int | None, planned: int
+) -> list[Finding]:
+    """Everything about an attempt but what differs after its restore. planned: interruptions."""
     arm, asked = attempt.arm, evidence.asked
     label = f"{arm.id}, attempt {attempt.number}" if len(evidence.attempts) > 1 else arm.id
-    interrupted = arm.job is not None and arm.job.state == "interrupted"
+    interrupted = was_interrupted(attempt, planned)
     cancelled = arm.job is not None and arm.job.state == "cancelled"
     findings: list[Finding] = []
     if cancelled and arm.job is not None:

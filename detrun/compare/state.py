@@ -12,7 +12,7 @@ from typing import Literal
 
 from detrun.compare.streams_ahead import draws_between
 from detrun.fingerprint.elements import compare_bytes
-from detrun.records.state_row import StateRow
+from detrun.records.state_row import Standing, StateRow
 
 Key = tuple[str, str, str]
 Kind = Literal["different", "missing", "extra", "incomparable"]
@@ -56,6 +56,12 @@ class RowDifference:
     @property
     def component(self) -> str:
         return self.key[0]
+
+    @property
+    def standing(self) -> Standing:
+        """The strictest of both sides'."""
+        sides = {row.standing for row in (self.a, self.b) if row is not None}
+        return next(standing for standing in ("hard", "surviving", "soft") if standing in sides)
 
     @property
     def name(self) -> str:
@@ -104,7 +110,7 @@ def compare_rows(
     found = RankComparison(rank)
     for key, x in left.items():
         y = right.get(key)
-        if x.info.get("unseeded"):
+        if x.component == "rng" and x.info.get("unseeded"):
             found.unseeded.append(x.name)  # its state is the operating system's choice
             continue
         label = label_of(key)
@@ -196,7 +202,7 @@ def surviving(
         still = {d.key for d in at_begin if d.component == "rng"}
     counted, explaining = [], []
     for difference in at_begin:
-        standing = difference.row.standing
+        standing = difference.standing
         # An object that only a resumed run has, such as a fresh sampler, is no state that was lost.
         new = difference.kind == "extra" and difference.component in ("rng", "ema")
         lost = standing == "surviving" and difference.key in still and at_save.get(difference.key, False)

@@ -21,11 +21,13 @@ def note_what_was_saved(boundary: Boundary, job: JobFile | None) -> None:
     """Notes for each difference whether the checkpoint holds what the run had when it was written."""
     wanted = [difference for difference in boundary.differences if difference.saved_as]
     path = job.resumed_from.path if job is not None and job.resumed_from is not None else None
-    if not wanted or path is None or folder_size(Path(path)) > MAX_READ_BYTES:
+    if not wanted or path is None:
         return
     try:
+        if folder_size(Path(path)) > MAX_READ_BYTES:
+            return
         contents = index(Path(path))
-    except (DetrunError, OSError):
+    except (DetrunError, OSError, ValueError):
         return  # the checkpoint was pruned since, or is of a kind that cannot be read
     for difference in wanted:
         sought = difference.saved_as
@@ -43,11 +45,11 @@ def audit_checkpoints(place: ExperimentFolder, experiment: ExperimentFile, arm: 
         return []
     directory = Path(str(checkpoint.get("directory", "")).replace("{out}", str(place.work_dir(arm))))
     pattern = checkpoint.get("pattern")
-    if "{" in str(directory) or not directory.is_dir() or folder_size(directory) > MAX_READ_BYTES:
-        return []
     try:
+        if "{" in str(directory) or not directory.is_dir() or folder_size(directory) > MAX_READ_BYTES:
+            return []
         found = audit(directory, pattern if isinstance(pattern, str) else None)
-    except (DetrunError, OSError):
+    except (DetrunError, OSError, ValueError):
         return []
     return [
         (

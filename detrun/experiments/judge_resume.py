@@ -15,14 +15,14 @@ from detrun.compare.completeness import Asked, survey_rank
 from detrun.compare.environment import ArmContext, EnvironmentTally, compare_environments, compare_initial, templates_of
 from detrun.compare.evidence import ArmEvidence, PairEvidence
 from detrun.compare.resume_evidence import AttemptEvidence, Boundary, ControlEvidence, ResumeEvidence
-from detrun.compare.streams import PairTally, compare_rank
+from detrun.compare.streams import Gap, PairTally, compare_rank
 from detrun.errors import RecordError
 from detrun.experiments.arm_files import asked_of, read_arm, read_cost, read_surroundings, size_of, stage_of
 from detrun.experiments.checkpoint_evidence import audit_checkpoints, note_what_was_saved
 from detrun.experiments.slices import read_all, slices
 from detrun.experiments.state_evidence import RankState, compare_state, elsewhere
 from detrun.records.environment_reader import RankEnvironment
-from detrun.records.files import read_object
+from detrun.records.files import one_line, read_object
 from detrun.records.jobs import ArmPlan, ExperimentFile, JobFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.metrics_line import LineReader, StepRecord
@@ -62,12 +62,15 @@ def gather_resume(place: ExperimentFolder, experiment: ExperimentFile, processes
     """Reads everything about a resume check that a verdict rests on."""
     asked = asked_of(experiment)
     plans = {plan.id: plan for plan in experiment.arms}
-    first = next(plan for plan in experiment.arms if plan.role == "reference")
+    first = next((plan for plan in experiment.arms if plan.role == "reference"), None)
+    if first is None:
+        raise RecordError("names no reference among its arms", where=str(place.experiment_file))
     home, arm = reference_folder(place, experiment, first)
     templates = templates_of(experiment.recipe)
     reference = _Attempt(home.attempt(arm, 0), _context(home.id, arm, 0, first, (), templates), Position(0), False)
     evidence = read_arm(home, first.model_copy(update={"id": arm}), reference.folder, asked)
     evidence.id = first.id
+    evidence.gaps += _reference_gaps(home, experiment, first.id)
     resumed_by = _resume_args(experiment.recipe)
     attempts: list[_Attempt] = []
     found: list[AttemptEvidence] = []
@@ -110,6 +113,27 @@ def reference_folder(
     if elsewhere_ is None:
         return place, plan.id
     return ExperimentFolder(Path(elsewhere_.path)), elsewhere_.arm
+
+
+def _reference_gaps(home: ExperimentFolder, experiment: ExperimentFile, arm: str) -> list[Gap]:
+    """Whether the experiment of which an arm is used again is the one that was chosen."""
+    told = experiment.reference
+    if told is None:
+        return []
+    try:
+        found = ExperimentFile.read(home.experiment_file).id
+    except RecordError as error:
+        return [
+            Gap(
+                "reference",
+                f"{told.experiment}, of which it is an arm, cannot be read: its experiment.json {error.what}",
+                -1,
+                arm,
+            )
+        ]
+    if found != told.experiment:
+        return [Gap("reference", f"its records are those of {one_line(found, 80)}, not of {told.experiment}", -1, arm)]
+    return []
 
 
 def _purpose(plan: ArmPlan) -> str | None:
@@ -213,7 +237,9 @@ def _read_attempt(
         found.came_from[rank] = came
         began = came or attempt.told
         _note_batch(found, rank, reference, records.steps[min(records.steps)], began)
-        records = shifted(records, began.step + 1 - min(records.steps))
+        if min(records.steps) != began.step + 1:
+            # It counted on from where it was told to go on; a first step that is missing does not change that.
+            records = shifted(records, began.step - attempt.told.step)
         _note_sabotage(found, folder, rank)
     seen[folder.path] = records
     both = comparable(reference, records, cut_short=attempt.cut_short, begins_in=began.microbatch)
@@ -246,6 +272,8 @@ def _read_attempt(
             attempt.told,
             surroundings,
             environment,
+            attempt.cut_short,
+            asked.absent,
         )
         compare_state(state, found.restored, found.saved)
 

@@ -3,12 +3,12 @@ one step later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from detrun.compare.attempts import Position
 from detrun.compare.resume_evidence import Boundary
-from detrun.compare.state import Key, RowDifference, compare_rows, surviving, tally_groups
+from detrun.compare.state import Key, RankComparison, RowDifference, compare_rows, surviving, tally_groups
 from detrun.errors import RecordError
 from detrun.records.environment_reader import RankEnvironment
 from detrun.records.layout import AttemptFolder
@@ -22,7 +22,9 @@ MAX_OTHER_RANKS = 64
 @dataclass(frozen=True, slots=True)
 class RankState:
     """One rank of a resumed attempt. writers: attempts that may have written its checkpoint, likeliest first. began:
-    where it came back; told: where it was told to, which is how its own boundaries are named."""
+    where it came back; told: where it was told to, which is how its own boundaries are named. cut_short: it was ended
+    from outside, so that a boundary's last moments may lie behind its end. absent: what the program does not have, by
+    the recipe's word."""
 
     rank: int
     reference: AttemptFolder
@@ -32,14 +34,16 @@ class RankState:
     told: Position
     environment_a: RankEnvironment | None
     environment_b: RankEnvironment | None
+    cut_short: bool = False
+    absent: Collection[str] = ()
 
 
 def compare_state(state: RankState, restored: Boundary, saved: Boundary) -> None:
     """Adds a rank to what is known of a restore."""
     restored.position = saved.position = state.began
     at_save, rows = _compare_save(state, saved)
-    a = _table(state.reference, state.began.begin, state.rank)
-    b = _table(state.attempt, state.told.begin, state.rank)
+    a = _full(_table(state.reference, state.began.begin, state.rank))
+    b = _full(_table(state.attempt, state.told.begin, state.rank))
     restored.ranks += 1
     for table, who in ((a, "the reference"), (b, "the resumed run")):
         if isinstance(table, str):
@@ -55,6 +59,8 @@ def compare_state(state: RankState, restored: Boundary, saved: Boundary) -> None
     if not isinstance(later_a, str) and not isinstance(later_b, str):
         keys = {difference.key for difference in found.differences}
         later = compare_rows(state.rank, _only(later_a.rows, keys), _only(later_b.rows, keys))
+    for why in (*_unseen(state, a, b), *_undecided(found.differences, at_save, later)):
+        restored.missing.setdefault(why, []).append(state.rank)
     counted, explaining = surviving(found.differences, at_save, later)
     for difference in (*counted, *explaining):
         difference.at_start = _is_at_start(difference, state)
@@ -89,9 +95,48 @@ def _compare_save(state: RankState, saved: Boundary) -> tuple[dict[Key, bool], d
     saved.cpu_seconds += [a.cpu_seconds, b.cpu_seconds]
     found = compare_rows(state.rank, a.rows, b.rows, _kept(a), _kept(b), {*a.missing, *b.missing})
     apart = {difference.key for difference in found.differences}
-    counted = [d for d in found.differences if d.row.standing == "hard" and d.component != "gradients"]
+    counted = [d for d in found.differences if d.standing == "hard" and d.component != "gradients"]
     tally_groups(saved.groups, found.groups, counted)
     return {row.key: row.key not in apart for row in a.rows}, rows
+
+
+def _full(table: StateTable | str) -> StateTable | str:
+    """The table, if it is one of everything."""
+    return "the file holds a part of it only" if isinstance(table, StateTable) and table.scope != "full" else table
+
+
+def _unseen(state: RankState, a: StateTable, b: StateTable) -> Iterator[str]:
+    """What the tables of one boundary leave out, and would be called equal by omission."""
+    step = state.began.step + 1
+    for component in ("parameters", "rng"):
+        if component not in state.absent and not any(row.component == component for row in (*a.rows, *b.rows)):
+            yield f"the state at the begin of step {step} has no {component}"
+    for component in sorted({*a.missing, *b.missing}):
+        late = component in ("gradients", "hyperparameters")
+        if late and (state.cut_short or (component in a.missing and component in b.missing)):
+            continue  # it did not live to the moment at which they are looked at, or no run of this program comes there
+        who = (
+            "both runs"
+            if component in a.missing and component in b.missing
+            else ("the reference" if component in a.missing else "the resumed run")
+        )
+        yield f"{component} at the begin of step {step} were not captured in {who}"
+
+
+def _undecided(
+    found: Sequence[RowDifference], at_save: Mapping[Key, bool], later: RankComparison | None
+) -> Iterator[str]:
+    """Differences of a module's own variables of which nothing tells whether they were lost or are made anew."""
+    still = {difference.key for difference in later.differences} if later is not None else None
+    for difference in found:
+        if difference.component != "module-state" or difference.standing != "surviving":
+            continue
+        if still is not None and difference.key not in still:
+            continue  # made anew
+        if not at_save:
+            yield f"{difference.name} differs, and without the state at the save nothing tells whether it was lost"
+        elif still is None and at_save.get(difference.key, False):
+            yield f"{difference.name} differs, and without the state one step later nothing tells whether it was lost"
 
 
 def _to_be_found(row: StateRow, table: StateTable) -> str | bytes | None:

@@ -191,7 +191,9 @@ class Capture:
         with self._moment(boundary):
             names = self._add_all(boundary, frame, batch)
             boundary.parameters = [(name, weakref.ref(tensor)) for name, tensor in names.parameters.items()]
-            boundary.missing = ["gradients", "hyperparameters"]
+            boundary.missing = ["gradients"]
+            if self._optimizers.serials():
+                boundary.missing.append("hyperparameters")
             boundary.fingerprint = self._fingerprint(boundary)
         self._open = boundary
 

@@ -74,6 +74,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
             try:
                 run(begins, self, args, kwargs)
                 if session.interruption is not None:
+                    session.interrupt_closed()
                     session.interrupt("forward_begins", *observer.position())
                 return original(self, *args, **kwargs)
             finally:
@@ -133,6 +134,8 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
             result = original(*args, **kwargs)
         finally:
             flags.backward -= 1
+        if outermost and not session.has_optimizers:
+            run(observer.backward_ends)
         if outermost and session.interruption is not None:
             session.interrupt("backward_ends", session.backwards)
         return result

@@ -25,6 +25,7 @@ from detrun.recorder.pending import Scalar, read, scalar_from
 from detrun.recorder.session import Session
 from detrun.recorder.state import buffers_digest, gradients_digest, optimizer_digest, tensors_digest
 from detrun.recorder.steps import Cycle
+from detrun.recorder.updates import Updates, program_records, trained
 
 
 class Observer:
@@ -43,8 +44,10 @@ class Observer:
         self._fresh = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
         self._sabotage_due = True
+        self._updates = Updates()
+        self._records: bool | None = None
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
-        session.before_drain = self.capture.finish
+        session.before_drain = self._finish
 
     # Forward and backward
 
@@ -55,6 +58,7 @@ class Observer:
         session = self.session
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
+        self.updated()
         self.add_root(root)
         session.show("forward")
         if self._sabotage_due and session.sabotage is not None:
@@ -73,7 +77,7 @@ class Observer:
         """The buffers of this module are state."""
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
-            self._roots.append(weakref.ref(root))
+            self._roots.append(weakref.ref(root, self._root_gone))
 
     def has_roots(self) -> bool:
         """Was a root module called?"""
@@ -94,6 +98,14 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         session.show("backward")
+        by_hand = self._steps_by_hand()
+        if by_hand:
+            if not session.draft.batches:
+                self.updated()
+            if self._environment_due:
+                self._environment_due = False
+                self._write_environment()
+            self._updates.mark(self.live_roots())
         draft = session.draft
         resting = draft.resting_batches[-1] if draft.resting_batches else None
         self.capture.backward_begins(sys._getframe(1), resting, forward_seen=bool(draft.batches))
@@ -131,6 +143,49 @@ class Observer:
             if value is not None:
                 session.draft.grad_losses.append(value)
                 return
+
+    def backward_ends(self) -> None:
+        """An outermost backward pass ended: of a program without an optimizer these may be the step's gradients."""
+        if self._capturing() or not self._steps_by_hand():
+            return
+        parameters = trained(self.live_roots())
+        draft = self.session.draft
+        draft.own_norms = gradient_norm([parameter.grad for parameter in parameters])
+        if self._state_may_be_due():
+            started = time.thread_time()
+            draft.gradients = [gradients_digest(parameters)]
+            self.session.charge("state", started)
+
+    # Programs without an optimizer
+
+    def _steps_by_hand(self) -> bool:
+        """Whether nothing but the parameters themselves tells where a step ends."""
+        if self.session.has_optimizers or not self._roots:
+            return False
+        if self._records is None:
+            self._records = program_records()
+        return not self._records
+
+    def updated(self) -> None:
+        """The program goes on. Without an optimizer, a step ends where the parameters were updated meanwhile."""
+        session = self.session
+        parameters = self._updates.happened()
+        if parameters is None or session.has_optimizers or not session.draft.backwards:
+            return
+        session.held, session.draft = session.draft, Draft()
+        if parameters and session.state_due(session.closed + 1):
+            started = time.thread_time()
+            self._note_state(session.held, tensors_digest(parameters), tensors_digest([]))
+            session.charge("state", started)
+        self._close()
+
+    def _root_gone(self, _reference: object) -> None:
+        """A model dies, which at the end of a program's function still has its parameters."""
+        self.session.run(self.updated)
+
+    def _finish(self) -> None:
+        self.updated()
+        self.capture.finish()
 
     # Clipping
 
@@ -294,10 +349,12 @@ class Observer:
         live = self.optimizers.live()
         known = [live[serial] for serial in sorted(self.cycle.known) if serial in live]
         stepped = [live[serial] for serial in sorted(self.cycle.stepped + self.cycle.tail) if serial in live]
-        held.end_state = {
-            "parameters": tensors_digest(parameters_of(known or [optimizer])),
-            "optimizer": optimizer_digest(stepped or [optimizer]),
-        }
+        self._note_state(
+            held, tensors_digest(parameters_of(known or [optimizer])), optimizer_digest(stepped or [optimizer])
+        )
+
+    def _note_state(self, held: Draft, parameters: Digest, optimizer: Digest) -> None:
+        held.end_state = {"parameters": parameters, "optimizer": optimizer}
         buffers = buffers_digest(self.live_roots())
         if buffers is not None:
             held.end_state["buffers"] = buffers
@@ -305,7 +362,7 @@ class Observer:
 
     def _write_environment(self) -> None:
         started = time.thread_time()
-        parameters = parameters_of(self.optimizers.live().values())
+        parameters = parameters_of(self.optimizers.live().values()) or trained(self.live_roots())
         digest = tensors_digest(parameters)
         self.session.charge("state", started)
         self.session.write_environment({"parameters": digest}, self.live_roots())

@@ -46,6 +46,7 @@ class Saves:
         session = self.session
         if session.off or not self.observer.capture.is_training_thread():
             return None
+        session.run(self.observer.updated)
         step, microbatch = session.position()
         line = {"v": VERSION, "event": "begin", "path": path, "writer": writer, "step": step, "microbatch": microbatch}
         self._append(line)

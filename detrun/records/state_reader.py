@@ -124,11 +124,15 @@ def read_state(folder: AttemptFolder, boundary: str, rank: int) -> StateTable:
     told = (metadata.get("boundary"), metadata.get("rank"))
     if told != (boundary, str(rank)):
         raise RecordError(f"speaks of {one_line(f'{told[0]}, rank {told[1]}', 60)}", where=where)
+    step, microbatch = _count(metadata, "step", where), _count(metadata, "microbatch", where)
+    named = parse_boundary(boundary)
+    if named is not None and (named.step, named.microbatch) != (step, microbatch):
+        raise RecordError(f"speaks of step {step}, micro-batch {microbatch}", where=where)
     scope = metadata.get("scope")
     return StateTable(
         rows,
-        _count(metadata, "step", where),
-        _count(metadata, "microbatch", where),
+        step,
+        microbatch,
         "light" if scope == "light" else "full",
         _seconds(metadata.get("cpu_seconds")),
         tuple(name for name in metadata.get("missing", "").split(",") if name in _COMPONENTS),

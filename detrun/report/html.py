@@ -60,6 +60,7 @@ def render_html(
         plotly_name=plotly_link.rpartition("/")[2],
         plotly_source=source,
         hosts=hosts,
+        purposes={arm.id: arm.purpose for arm in experiment.arms if arm.purpose},
         limit=MAX_REASONS,
     )
 

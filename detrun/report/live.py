@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
@@ -40,13 +40,19 @@ class ArmView:
 
 
 class LiveDisplay:
-    """Shows arms as they go. Everything goes to the console it is given, which writes to stderr."""
+    """Shows arms as they go. Everything goes to the console it is given, which writes to stderr.
 
-    def __init__(self, console: Console, title: str, steps: int, slurm: bool) -> None:
+    names: by arm, what it is there for.
+    """
+
+    def __init__(
+        self, console: Console, title: str, steps: int, slurm: bool, names: Mapping[str, str] | None = None
+    ) -> None:
         self.console = console
         self.title = title
         self.steps = steps
         self.slurm = slurm
+        self.names = names or {}
         self.note = ""
         self._said: dict[str, str] = {}
         self._first: dict[str, tuple[float, int]] = {}
@@ -73,7 +79,7 @@ class LiveDisplay:
             return
         for arm in arms:
             # Without a terminal only a change of state is worth a line, not every step.
-            words = f"{arm.arm}  {self._state(arm)}"
+            words = f"{self._name(arm)}  {self._state(arm)}"
             if self._said.get(arm.arm) != words:
                 self._said[arm.arm] = words
                 done = f" at step {min(arm.steps, self.steps)}/{self.steps}" if arm.ended else ""
@@ -90,12 +96,16 @@ class LiveDisplay:
         table.add_column(overflow="fold")
         for arm in arms:
             table.add_row(
-                f"  {arm.arm}",
+                f"  {self._name(arm)}",
                 ProgressBar(total=self.steps, completed=min(arm.steps, self.steps), width=None),
                 f"{min(arm.steps, self.steps)}/{self.steps}",
                 Text(printable(f"{self._state(arm)}{self._pace(arm)}")),
             )
         return Group(Text(printable(self.title), overflow="fold"), table, Text(self.note))
+
+    def _name(self, arm: ArmView) -> str:
+        """With what the arm is there for, where that is not plain."""
+        return f"{arm.arm} {self.names[arm.arm]}" if arm.arm in self.names else arm.arm
 
     def _state(self, arm: ArmView) -> str:
         words = [f"attempt {arm.attempt}"] if arm.attempt else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from detrun.compare.folding import ranks_in_words
@@ -15,9 +16,6 @@ from detrun.report import words
 EXPERIMENT = "resume-check"
 WIDTH = 60
 """Columns of the timeline's scale."""
-
-GAP = 12
-"""Columns that a named step needs to itself."""
 
 LABEL = 17
 """Columns of the timeline's labels."""
@@ -54,7 +52,7 @@ _ORDER = (
 )
 _TIMES = {1: "once", 2: "twice"}
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
-MAX_LABEL = 40
+MAX_LABEL = 30
 
 
 def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
@@ -255,49 +253,71 @@ def _ran_on(attempt: AttemptSummary, experiment: ExperimentFile) -> bool:
 
 
 def picture(verdict: Verdict, experiment: ExperimentFile, width: int) -> list[str]:
-    """The timeline as lines of text, on a scale that lets the longest be `width` columns at most, if it can."""
+    """The timeline as lines of text of at most `width` columns; where its steps have no room there, to no scale."""
     lines = timeline(verdict, experiment)
-    rows: list[str] = []
-    for scale in range(max(20, width - LABEL - 2), 19, -1):
+    for scale in range(width - LABEL - 1, 0, -1):
         at = columns(lines, experiment.steps, scale)
+        if at is None:
+            break
         rows = [f"{line.label:<{LABEL}}{drawn(line, at)}" for line in lines]
         if max(map(len, rows), default=0) <= width:
-            break
-    return rows
+            return rows
+    return [f"{line.label:<{LABEL}}{_unscaled(line)}" for line in lines]
 
 
-def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, int]:
-    """Where on the scale each step that is named stands: in proportion, but never so close that labels collide."""
-    named = sorted({step for line in lines for step in (line.first, line.last, line.saved or 1)} | {1, steps})
-    begun = {line.first for line in lines if line.first > 1}
-    named = [step for step in named if step not in begun or step - 1 not in named]  # a resume stands by its save
-    gap = min(GAP, max(4, (width - 1) // max(1, len(named) - 1)))
-    places = [round((step - 1) / max(1, steps - 1) * (width - 1)) for step in named]
+def _unscaled(line: Line) -> str:
+    saved = f"{line.saved} save ─ " if line.saved is not None and line.first <= line.saved < line.last else ""
+    return f"{'└─ ' if line.first > 1 else ''}{line.first} ─ {saved}{line.last} {line.mark}".rstrip()
+
+
+def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, int] | None:
+    """Where on the scale each step that is named stands: in proportion, but never so close that labels collide. None if
+    they have no room. A step after one that has a place has none of its own as a resume's first: it stands by its save.
+    """
+    placed = {1, steps, *(line.last for line in lines), *(line.saved for line in lines if line.saved is not None)}
+    placed |= {line.first for line in lines if line.first - 1 not in placed}
+    named = sorted(placed)
+    gaps = [_right_of(s, lines) + _left_of(t, lines) for s, t in pairwise(named)]
+    if sum(gaps) >= width:
+        return None
+    places = [round((step - 1) / max(1, named[-1] - 1) * (width - 1)) for step in named]
     for index in range(1, len(places)):
-        places[index] = max(places[index], places[index - 1] + gap)
+        places[index] = max(places[index], places[index - 1] + gaps[index - 1])
     places[-1] = min(places[-1], width - 1)
     for index in range(len(places) - 2, -1, -1):
-        places[index] = max(0, min(places[index], places[index + 1] - gap))
-    found = dict(zip(named, places, strict=True))
-    return {**{step: found[step - 1] + 3 for step in begun if step not in found}, **found}
+        places[index] = min(places[index], places[index + 1] - gaps[index])
+    return dict(zip(named, places, strict=True))
+
+
+def _right_of(step: int, lines: Sequence[Line]) -> int:
+    """Columns from a step's place on that what is written there takes: `10 save `, or the number of a first step."""
+    saves = any(line.saved == step for line in lines)
+    begins = any(step in (line.first, line.first - 1) for line in lines)
+    return max(1, saves * len(f"{step} save "), begins * len(f"   {step + 1} "))
+
+
+def _left_of(step: int, lines: Sequence[Line]) -> int:
+    """Columns before a step's place that what is written there takes: a last step's number ends at its place."""
+    return len(f" {step} ") if any(line.last == step for line in lines) else len("└─ ")
 
 
 def drawn(line: Line, at: Mapping[int, int]) -> str:
     """A line of the timeline as text. at: `columns` of all lines."""
-    start, end = at[line.first], at[line.last]
+    resumed = line.first > 1
+    start = at[line.first - 1] + 3 if resumed and line.first - 1 in at else at[line.first]
+    end = start if line.first == line.last else at[line.last]
     canvas = [" "] * (end + 2)
     canvas[start : end + 1] = "─" * (end + 1 - start)
-    if line.first > 1 and start >= 3:
-        canvas[start - 3 : start] = "└─ "
     head, tail = str(line.first), str(line.last)
-    _write(canvas, start, f"{head} ")
-    if line.saved is not None and line.first <= line.saved < line.last and line.saved in at:
-        if line.saved == line.first:
-            _write(canvas, start, f"{head} save ")
-        else:
-            _write(canvas, at[line.saved] - 1, f" {line.saved} save ")
-    if line.last > line.first:
-        _write(canvas, end - len(tail), f" {tail}")
+    if resumed and start >= 3:
+        canvas[start - 3 : start] = "└─ "
+    if line.first == line.last:
+        text = f"{''.join(canvas[:start])}{head}"
+        return f"{text}{' save' if line.saved == line.last else ''} {line.mark}".rstrip()
+    _write(canvas, start, f"{head} save " if line.saved == line.first else f"{head} ")
+    if line.saved is not None and line.first < line.saved < line.last and line.saved in at:
+        _write(canvas, at[line.saved] - 1, f" {line.saved} save ")
+    _write(canvas, end - len(tail), f" {tail}")
     saved_last = " save" if line.saved == line.last else ""
     return f"{''.join(canvas).rstrip()}{saved_last} {line.mark}".rstrip()
 
@@ -349,10 +369,9 @@ def _table(finding: Finding, verdict: Verdict, experiment: ExperimentFile) -> Ta
     families: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for row in sorted(evidence["rows"], key=lambda row: _ORDER.index(_family(str(row["component"])))):
         family = _family(str(row["component"]))
-        alike = (family, row["saved"], row["restored"], tuple(row["ranks"])) if family in ("optimizer", "RNG") else None
         # What is equal is folded; each thing that differs has a line of its own.
-        own = alike is None or row["ranks"] or row["saved"] != "equal"
-        families.setdefault(("own", str(row["component"])) if own else alike or (), []).append(row)
+        folded = family in ("optimizer", "RNG") and row["saved"] == "equal" and not row["ranks"]
+        families.setdefault((family, row["restored"]) if folded else (family, row["component"], "own"), []).append(row)
     rows = [_table_row(alike, notes, experiment) for alike in families.values()]
     within = f".{evidence['microbatch']}" if evidence.get("microbatch") else ""
     step = evidence["step"]
@@ -392,12 +411,14 @@ def _label_of(alike: Sequence[dict[str, Any]]) -> str:
 def _notes(verdict: Verdict, table: Finding) -> dict[str, str]:
     """By row of the table, what the finding on it says beyond that it was not restored; once a finding."""
     notes: dict[str, str] = {}
+    differing = {row["component"] for row in table.evidence["rows"] if row["ranks"]}
     for finding in verdict.of_kind("restore"):
         if finding.where.get("step") != table.where.get("step"):
             continue
         detail = finding.what.partition("): ")[2]
         labels = list(dict.fromkeys(_label(difference) for difference in finding.evidence.get("differences", ())))
-        for label in labels[:1]:
+        blamed = [label for label in labels if label in differing]
+        for label in blamed[:1]:
             notes.setdefault(label, detail)
     return notes
 
@@ -462,8 +483,8 @@ def fix(verdict: Verdict) -> str | None:
         return None
     if verdict.culprit is None:
         return (
-            "either a piece of state that was not captured, or the program does not repeat itself: "
-            "detrun pair tells, detrun.track(name, object) adds what only you know"
+            "why is not known: either a piece of state was not captured (detrun.track(name, object) adds what only you "
+            "know), or the program does not repeat itself (detrun pair tells)"
         )
     mends = verdict.culprit.get("fix")
     return f"fix: {mends}" if mends else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from detrun.records.files import one_line
+from detrun.records.files import one_line, printable
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
 from detrun.report import resume_words, words
@@ -26,7 +26,7 @@ MAX_REASONS = 20
 MAX_LOG_LINES = 12
 MAX_ROWS = 16
 MAX_TABLES = 3
-MAX_LABEL = 44
+MIN_LABEL, MAX_LABEL = 20, 44
 _HEADS = {
     "identical": ("IDENTICAL", "bold green"),
     "diverged": ("DIVERGED", "bold red"),
@@ -86,8 +86,10 @@ def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterato
     if attempts:
         yield Text()
         for row in resume_words.picture(verdict, experiment, min(width, resume_words.LABEL + resume_words.WIDTH + 2)):
-            yield Text(row)
-    tables = resume_words.tables(verdict, experiment) if verdict.verdict != "identical" else []
+            yield Text(printable(row))
+    # Where all is equal, or nothing after it can be blamed on the restore, its table says nothing.
+    silent = verdict.verdict == "identical" or verdict.of_kind("not-repeatable")
+    tables = [] if silent else resume_words.tables(verdict, experiment)
     for table in tables[:MAX_TABLES]:
         yield Text()
         yield from _state_table(table, width)
@@ -115,18 +117,20 @@ def _state_table(table: resume_words.Table, width: int) -> Iterator[Text]:
     shown = sorted(table.rows, key=lambda row: not row.differs)
     kept = {id(row) for row in shown[:MAX_ROWS]}
     rows = [row for row in table.rows if id(row) in kept]
+    fixed = len(table.saved) + max(len(table.restored), *(11 + len(row.ranks) for row in rows))
+    room = min(MAX_LABEL, max(MIN_LABEL, width - fixed - 12))
     cells = [("component", "pieces", table.saved, table.restored, "", "")]
     cells += [
-        (_clean(row.component, MAX_LABEL), row.rows, row.saved, row.restored, row.ranks, _clean(row.note))
-        for row in rows
+        (_clean(row.component, room), row.rows, row.saved, row.restored, row.ranks, _clean(row.note)) for row in rows
     ]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     # The heading may be wider than all below it; where room is short it may stick out over the ranks.
     widths[3] = max(len(row[3]) for row in cells[1:]) if sum(widths) + 8 + 10 > width else widths[3]
+    who = max(len(row[4]) for row in cells)
     beside = _beside(table, width)
     for number, row in enumerate(cells):
         parts = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2]), row[3].ljust(widths[3])]
-        parts += [row[4], row[5]] if beside and row[5] else [row[4]]
+        parts += [row[4].ljust(who), row[5]] if beside and row[5] else [row[4]]
         yield Text("  ".join(parts).rstrip(), style="bold" if number == 0 or row[4] else "")
     if len(table.rows) > len(rows):
         rest = table.rows if not rows else [row for row in table.rows if id(row) not in kept]
@@ -213,10 +217,11 @@ def _next_of_resume(
     recipe = _clean(shlex.quote(_from_here(experiment.recipe_path))) if experiment.recipe_path else "RECIPE"
     if mend := resume_words.fix(verdict):
         yield Text(_clean(mend))
-    if verdict.verdict == "diverged":
+    if verdict.verdict == "diverged" and verdict.culprit is not None:
         yield Text(f"hint: detrun report {id} has every finding; after the fix, detrun resume-check {recipe}")
         return
-    if verdict.of_kind("not-repeatable", "saving-changes") and "pair" in commands:
+    repeats = verdict.verdict == "diverged" or verdict.of_kind("not-repeatable", "saving-changes")
+    if repeats and "pair" in commands:
         yield Text(f"hint: detrun pair {recipe}")
         return
     place = next((f.where for f in verdict.of_severity("infrastructure", "not-verified") if "arm" in f.where), {})

@@ -283,5 +283,7 @@ def cost(verdict: Verdict) -> str | None:
     if total is None:
         return None
     parts = f", state digests {100 * state.value:.1f}%" if state else ""
+    captures = verdict.figures.get("state_capture_cpu_share")
+    around = f"; capturing state around saves {100 * captures.value:.1f}%" if captures else ""
     processes = plural(total.n, "process", "processes")
-    return f"recording took {100 * total.value:.1f}% of the ranks' CPU time{parts} ({processes})"
+    return f"recording took {100 * total.value:.1f}% of the ranks' CPU time{parts} ({processes}){around}"

@@ -114,8 +114,8 @@ def test_validate_checks_interruptions(capsys: Captured) -> None:
     capsys.readouterr()
     assert main(["validate", "--set", "interrupt={kind: kill, at_step: 99}"]) == 2
     assert capsys.readouterr().err == (
-        "error: --set interrupt={kind: kill, at_step: 99}: interrupt.at_step: 99 is not before the last step "
-        "(steps is 30)\nhint: nothing would be left to resume: choose an earlier step.\n"
+        "error: --set interrupt={kind: kill, at_step: 99}: interrupt.at_step: 99 is after the last step "
+        "(steps is 30)\nhint: it would never happen: choose an earlier step.\n"
     )
 
 

@@ -165,3 +165,12 @@ def test_an_arm_that_never_saves_tells_that_saving_changes_the_run(place: Path) 
     ran = resume_check(place, "--observer", *faulty)
     assert ran.code == 3, ran.explain()
     assert any(f"parts from the reference at step {FIRST}" in reason for reason in ran.verdict["not_verified"])
+
+
+def test_the_self_test_sees_what_is_broken_on_purpose(place: Path) -> None:
+    ran = resume_check(place, "--self-test")
+    assert ran.code == 0, ran.explain()
+    told = [finding for finding in ran.verdict["findings"] if finding["kind"] == "self-test"]
+    assert told, ran.explain()
+    assert len(told[0]["evidence"]["seen"]) == 5, told
+    assert told[0]["evidence"]["unseen"] == told[0]["evidence"]["untried"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from detrun.records.jobs import ArmPlan, ExperimentFile, Reference
@@ -87,18 +88,26 @@ def attempts(
             exit_code=0 if interruption is None else 137,
             remark=f"interrupted by plan (kill) after step {last}" if interruption else None,
             interruption=interruption,
-            resumed_from=None
-            if told is None
-            else {"path": f"/ckpt/step-{told}", "step": told, "microbatch": 0, "rejected": list(rejected)},
+            resumed_from=None if told is None else _told(told, rejected if number == len(stops) - 1 else ()),
         )
         for number, (last, interruption, told) in enumerate(stops)
     ]
 
 
+def _told(step: int, rejected: Sequence[dict[str, str]]) -> dict[str, Any]:
+    return {"path": f"/ckpt/step-{step}", "step": step, "microbatch": 0, "rejected": list(rejected)}
+
+
 ONCE: Sequence[tuple[int, dict[str, Any] | None, int | None]] = ((14, KILL, None), (STEPS, None, 10))
 
 
-def table(step: int = 10, attempt: int = 1, pieces: Mapping[str, int] = PIECES, **marks: Any) -> Finding:
+def table(
+    marks: Mapping[str, tuple[str, list[int]]] = MappingProxyType({}),
+    *,
+    step: int = 10,
+    attempt: int = 1,
+    pieces: Mapping[str, int] = PIECES,
+) -> Finding:
     """The state around a restore. marks: by component, (status after the restore, ranks)."""
     rows = []
     for component, count in pieces.items():
@@ -229,7 +238,7 @@ def fell_back() -> tuple[Verdict, ExperimentFile]:
     findings = [
         overlap(),
         table(),
-        table(20, 2),
+        table(step=20, attempt=2),
         Finding(kind="saving-harmless", severity="info", what="an arm that never saves took the same steps"),
         Finding(kind="self-test", severity="info", what="self-test: seen when broken on purpose: a moment"),
     ]
@@ -246,7 +255,7 @@ def lost_stream() -> tuple[Verdict, ExperimentFile]:
         metric("grad_norm", 11, [0, 1], ("0x3f6fd3ce", "0x3f728562"), (0.93682563, 0.94734776)),
         metric("loss", 11, [0], ("0x408c1009", "0x408bda28"), (4.3769574, 4.3703804)),
         overlap("steps 11 to 14, run by attempts 0 and 1: parted from step 11 on"),
-        table(**{"RNG numpy": ("different", [0, 1]), "batch": ("different", [0]), "local": ("-", [])}),
+        table({"RNG numpy": ("different", [0, 1]), "batch": ("different", [0]), "local": ("-", [])}),
         Finding(kind="explaining", severity="info", what="may have to do with it: local seen also differ (every rank)"),
         Finding(kind="self-test", severity="info", what="self-test: seen when broken on purpose: a moment"),
     ]
@@ -271,7 +280,7 @@ def lost_moments() -> tuple[Verdict, ExperimentFile]:
         lost("optimizer", called, "rank 1", [1], clues, names, kind="missing"),
         metric("grad_norm", 12, [0, 1], ("0x3f6fd3ce", "0x3f728562"), (0.93682563, 0.94734776)),
         overlap("steps 11 to 14, run by attempts 0 and 1: parted from step 11 on"),
-        table(**{key: ("missing", [1]) for key in keys}),
+        table({key: ("missing", [1]) for key in keys}),
     ]
     culprit = {"name": called, "kind": "optimizer", "step": 10, "fix": FIXES["optimizer"], "others": []}
     return verdict("diverged", findings, culprit=culprit), experiment()
@@ -285,7 +294,7 @@ def restarted_loader() -> tuple[Verdict, ExperimentFile]:
         lost("loader", name, "every rank", [0, 1], clues, ["loader.order_generator"], step=20),
         metric("loss", 21, [0, 1], ("0x408c1009", "0x408bda28"), (4.3769574, 4.3703804)),
         table(),
-        table(20, 2, loader=("different", [0, 1]), batch=("different", [0, 1])),
+        table({"loader": ("different", [0, 1]), "batch": ("different", [0, 1])}, step=20, attempt=2),
     ]
     culprit = {"name": name, "kind": "data", "step": 20, "fix": FIXES["data"], "others": []}
     stops = ((14, KILL, None), (22, {**KILL, "step": 22, "ranks": [1]}, 10), (STEPS, None, 20))
@@ -331,7 +340,7 @@ def not_repeatable() -> tuple[Verdict, ExperimentFile]:
     what = "the two runs differ before anything was restored (gradients at step 7): the program does not repeat itself"
     findings = [
         Finding(kind="not-repeatable", severity="not-verified", where={"arms": ["a", "b"], "step": 7}, what=what),
-        table(exp_avg=("-", []), parameters=("-", [])),
+        table({"exp_avg": ("-", []), "parameters": ("-", [])}),
     ]
     return verdict("not-verified", findings), experiment()
 

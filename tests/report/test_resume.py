@@ -113,7 +113,7 @@ def test_all_of_an_optimizer_is_not_named_parameter_by_parameter() -> None:
 def test_a_long_table_keeps_what_differs() -> None:
     pieces = {f"parameters (part{number})": 1 for number in range(40)}
     mark = {"parameters (part39)": ("different", [1])}
-    findings = [*lost_stream()[0].of_kind("metric"), table(pieces=pieces, **mark)]
+    findings = [*lost_stream()[0].of_kind("metric"), table(mark, pieces=pieces)]
     culprit = {"name": "parameter x", "kind": "parameter", "step": 10, "others": []}
     text = printed(verdict("diverged", findings, culprit=culprit), experiment())
     assert "parameters (part39)" in text
@@ -131,11 +131,13 @@ def test_a_timeline_of_many_attempts_keeps_its_order(width: int, steps: int) -> 
         told = max(1, at - 1)
     stops.append((steps, None, told))
     found, asked = verdict("identical", [overlap(), table()], stops=stops), experiment(steps=steps)
+    found.arms[0].attempts[0].last_step = steps
     rows = resume_words.picture(found, asked, width)
     assert len(rows) == 5
-    for row in rows:
+    for row, last in zip(rows, (steps, *(stop[0] for stop in stops)), strict=True):
         named = [int(number) for number in re.findall(r"\d+", row)]
         assert named == sorted(named), rows
+        assert named[-1] == last
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_names_are_text_on_the_page_and_move_no_cursor() -> None:
     findings = [
         lost("rng", name, "every rank", [0, 1], evil, [evil]),
         metric(evil, 11, [0, 1], ("0x3f6fd3ce", "0x3f728562"), (0.93682563, 0.94734776)),
-        table(pieces={f"RNG {evil}": 1, f"parameters ({evil})": 1, evil: 2}, **{f"RNG {evil}": ("different", [0, 1])}),
+        table({f"RNG {evil}": ("different", [0, 1])}, pieces={f"RNG {evil}": 1, f"parameters ({evil})": 1, evil: 2}),
         Finding(kind="explaining", severity="info", what=evil),
     ]
     culprit = {"name": name, "kind": "rng", "step": 10, "fix": evil, "others": [evil]}
