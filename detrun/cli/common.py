@@ -16,7 +16,7 @@ from detrun.errors import ClusterError, ExitCode, RecipeError
 if TYPE_CHECKING:
     from detrun.launch.cluster import Cluster
     from detrun.records.archive import Archive
-    from detrun.records.jobs import ExperimentFile
+    from detrun.records.jobs import ArmPlan, ExperimentFile
     from detrun.records.layout import ExperimentFolder
     from detrun.records.verdict import Verdict
     from detrun.report.live import ArmView
@@ -177,21 +177,16 @@ def arm_names(experiment: ExperimentFile) -> dict[str, str]:
     """What the arms of an experiment are there for, where that is not plain."""
     if experiment.experiment == "pair":
         return {}
-    shown = {"observer": "never saves", **{f"self-test:{kind}": f"with {what}" for kind, what in _BROKEN.items()}}
-    return {
-        arm.id: shown.get(arm.purpose or "", arm.purpose or ("uninterrupted" if arm.role == "reference" else arm.role))
-        for arm in experiment.arms
-    }
+    return {arm.id: _purpose(arm) for arm in experiment.arms}
 
 
-_BROKEN = {
-    "rng": "a stream broken",
-    "batch": "a batch skipped",
-    "moment": "a moment zeroed",
-    "parameter": "a parameter off",
-    "scheduler": "a scheduler off",
-}
-"""What a self-test's arm has broken on purpose, in few words."""
+def _purpose(arm: ArmPlan) -> str:
+    if arm.role == "reference":
+        return "uninterrupted"
+    if arm.purpose == "observer":
+        return "never saves"
+    kind, joint, what = (arm.purpose or "").partition("self-test:")
+    return f"broken: {what}" if joint else kind or arm.role
 
 
 def to_find(folder: ExperimentFolder) -> str:

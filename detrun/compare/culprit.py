@@ -174,7 +174,7 @@ def _is_low_precision(difference: RowDifference, differences: Sequence[RowDiffer
     if not _is_packed(difference) and not (
         difference.component in _HOLD_PACKED
         and "scale" in difference.key[1].rpartition(".")[2]
-        and any(_is_packed(other) and _owner(other) == _owner(difference) for other in differences)
+        and any(_is_packed(other) and _belongs(difference, other) for other in differences)
     ):
         return False
     return not any(
@@ -193,5 +193,6 @@ def _is_packed(difference: RowDifference) -> bool:
     return difference.component in _HOLD_PACKED and (few or part not in ("", "local"))
 
 
-def _owner(difference: RowDifference) -> tuple[int, str]:
-    return difference.rank, difference.key[1].rpartition(".")[0]
+def _belongs(scale: RowDifference, packed: RowDifference) -> bool:
+    """Whether a scale lies in the module that holds packed values, or below it."""
+    return scale.rank == packed.rank and scale.key[1].startswith(f"{packed.key[1].rpartition('.')[0]}.")

@@ -8,7 +8,7 @@ from typing import Any
 from detrun.compare.culprit import Suspect, suspects
 from detrun.compare.folding import ranks_in_words
 from detrun.compare.resume_evidence import AttemptEvidence
-from detrun.compare.state import GroupTally, RowDifference
+from detrun.compare.state import GroupTally, RowDifference, split_state
 from detrun.compare.streams import BATCH
 from detrun.records.files import one_line
 from detrun.records.state_row import StateRow
@@ -149,9 +149,11 @@ def called(suspect: Suspect) -> str:
     if suspect.component == "rng":
         return f"the RNG {'stream' if len(names) == 1 else 'streams'} {_listed(names)}"
     if suspect.component == "optimizer":
-        keys = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
-        owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        keys = list(dict.fromkeys(split_state(name)[1] for name in names))
+        owners = list(dict.fromkeys(split_state(name)[0] for name in names))
         return f"the optimizer's {_listed(keys, 6)} of {_listed(owners)}"
+    if suspect.component == "precision":
+        return _low_precision(suspect)
     if suspect.component == "batch":
         names = [name for name in names if name != "batch"]
         return f"the input data ({_listed(names)})" if names else "the input data"
@@ -166,11 +168,18 @@ def called(suspect: Suspect) -> str:
         "ema": "the averaged weights",
         "module-state": "module state",
         "local": "variable",
-        "precision": "low-precision weight",
     }.get(suspect.component, suspect.component)
     if word.endswith(("r", "t")) and len(names) > 1 and suspect.component != "ema":
         word += "s"
     return f"{word} {_listed(names)}"
+
+
+def _low_precision(suspect: Suspect) -> str:
+    """`low-precision weights layers.0.weight and layers.1.weight (qdata, scale)`."""
+    names = list(dict.fromkeys(d.key[1] for d in suspect.differences if "scale" not in d.key[1].rpartition(".")[2]))
+    parts = list(dict.fromkeys(d.key[2] or d.key[1].rpartition(".")[2] for d in suspect.differences))
+    word = "low-precision weight" if len(names) == 1 else "low-precision weights"
+    return f"{word} {_listed(names)} ({', '.join(parts[:6])})"
 
 
 def _listed(names: Sequence[str], most: int = MAX_NAMES) -> str:

@@ -79,10 +79,18 @@ def label_of(key: Key) -> str:
     """`exp_avg`, `RNG numpy`, `parameters (scale)`."""
     component, name, part = key
     if component == "optimizer":
-        return name.rpartition(".")[2]
+        return split_state(name)[1]
     if component == "rng":
         return f"RNG {name}"
     return f"{component} ({part})" if part and part != "local" else component
+
+
+def split_state(name: str) -> tuple[str, str]:
+    """A parameter and what the optimizer keeps for it: `weight` and `exp_avg`; items of a list are one."""
+    words = name.split(".")
+    while len(words) > 2 and words[-1].isdigit():
+        words.pop()
+    return ".".join(words[:-1]), words[-1]
 
 
 @dataclass(slots=True)

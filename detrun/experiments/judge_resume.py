@@ -237,6 +237,9 @@ def _read_attempt(
         found.came_from[rank] = came
         began = came or attempt.told
         _note_batch(found, rank, reference, records.steps[min(records.steps)], began)
+        if min(records.steps) <= attempt.told.step:
+            what = f"records begin at step {min(records.steps)}, and it was to go on from {attempt.told.words}"
+            arm.gaps.append(Gap("first-step", what, rank, arm.id, min(records.steps)))
         if min(records.steps) != began.step + 1:
             # It counted on from where it was told to go on; a first step that is missing does not change that.
             records = shifted(records, began.step - attempt.told.step)
@@ -272,7 +275,7 @@ def _read_attempt(
             attempt.told,
             surroundings,
             environment,
-            attempt.cut_short,
+            attempt.cut_short and len(records.steps) < 2,
             asked.absent,
         )
         compare_state(state, found.restored, found.saved)

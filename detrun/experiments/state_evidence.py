@@ -15,6 +15,9 @@ from detrun.records.layout import AttemptFolder
 from detrun.records.state_reader import StateTable, read_state
 from detrun.records.state_row import StateRow
 
+_LASTING = frozenset({"parameters", "buffers", "optimizer", "scheduler", "scaler", "rng"})
+"""Components that a run which had them at a save has at the next step's begin too."""
+
 MAX_OTHER_RANKS = 64
 """Ranks of the reference that are searched for a state that was restored on the wrong one."""
 
@@ -23,7 +26,7 @@ MAX_OTHER_RANKS = 64
 class RankState:
     """One rank of a resumed attempt. writers: attempts that may have written its checkpoint, likeliest first. began:
     where it came back; told: where it was told to, which is how its own boundaries are named. cut_short: it was ended
-    from outside, so that a boundary's last moments may lie behind its end. absent: what the program does not have, by
+    from outside in its first step, so that a boundary's last moments may lie behind its end. absent: what the program does not have, by
     the recipe's word."""
 
     rank: int
@@ -59,7 +62,7 @@ def compare_state(state: RankState, restored: Boundary, saved: Boundary) -> None
     if not isinstance(later_a, str) and not isinstance(later_b, str):
         keys = {difference.key for difference in found.differences}
         later = compare_rows(state.rank, _only(later_a.rows, keys), _only(later_b.rows, keys))
-    for why in (*_unseen(state, a, b), *_undecided(found.differences, at_save, later)):
+    for why in (*_unseen(state, a, b, {key[0] for key in rows}), *_undecided(found.differences, at_save, later)):
         restored.missing.setdefault(why, []).append(state.rank)
     counted, explaining = surviving(found.differences, at_save, later)
     for difference in (*counted, *explaining):
@@ -105,10 +108,10 @@ def _full(table: StateTable | str) -> StateTable | str:
     return "the file holds a part of it only" if isinstance(table, StateTable) and table.scope != "full" else table
 
 
-def _unseen(state: RankState, a: StateTable, b: StateTable) -> Iterator[str]:
+def _unseen(state: RankState, a: StateTable, b: StateTable, at_save: Collection[str]) -> Iterator[str]:
     """What the tables of one boundary leave out, and would be called equal by omission."""
     step = state.began.step + 1
-    for component in ("parameters", "rng"):
+    for component in sorted({"parameters", "rng", *_LASTING.intersection(at_save)}):
         if component not in state.absent and not any(row.component == component for row in (*a.rows, *b.rows)):
             yield f"the state at the begin of step {step} has no {component}"
     for component in sorted({*a.missing, *b.missing}):

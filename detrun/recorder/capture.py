@@ -27,7 +27,7 @@ from detrun.recorder import components, live, streams, tracking
 from detrun.recorder.components import Live, Names
 from detrun.recorder.draft import Digest
 from detrun.recorder.optimizers import Optimizers
-from detrun.recorder.roots import find_roots
+from detrun.recorder.roots import find_roots, names_of_free
 from detrun.recorder.rows import Rows
 from detrun.recorder.session import Session
 from detrun.records.state_row import Component
@@ -240,12 +240,14 @@ class Capture:
 
     def _names(self, frame: FrameType) -> Names:
         optimizers, seen = self._live_optimizers(), self._seen_roots()
+        free: dict[int, str] = {}
         try:
             roots = find_roots(frame, seen, optimizers)
+            free = names_of_free(frame, roots, optimizers)
         except Exception as error:  # noqa: BLE001 - the program's objects may raise anything
             self.session.warn(f"modules are not looked for: {type(error).__name__}: {error}")
             roots = [("", seen[0])] if len(seen) == 1 else [(f"module{n}", root) for n, root in enumerate(seen)]
-        return Names(roots, optimizers)
+        return Names(roots, optimizers, free)
 
     def _live_optimizers(self) -> Sequence[Optimizer]:
         return list(self._optimizers.live().values())

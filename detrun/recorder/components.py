@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -55,10 +56,16 @@ class Live(Generic[T]):
 class Names:
     """What the program calls each of its parameters, and of which modules.
 
-    roots: (prefix, module), the prefix "" unless two modules would give one name to two parameters.
+    roots: (prefix, module), the prefix "" unless two modules would give one name to two parameters. free: by id, names
+    of parameters that only an optimizer has.
     """
 
-    def __init__(self, roots: Sequence[tuple[str, nn.Module]], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self,
+        roots: Sequence[tuple[str, nn.Module]],
+        optimizers: Sequence[Optimizer],
+        free: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self.roots = list(roots)
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
@@ -71,7 +78,9 @@ class Names:
         for number, optimizer in enumerate(optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 for index, parameter in enumerate(group["params"]):
-                    self._take(self.parameters, f"optimizer{number}.group{place}.param{index}", parameter)
+                    name = f"optimizer{number}.group{place}.param{index}"
+                    called = free.get(id(parameter), name)
+                    self._take(self.parameters, name if called in self.parameters else called, parameter)
 
     def of(self, parameter: Tensor) -> str:
         return self._by_id.get(id(parameter), "?")

@@ -40,6 +40,23 @@ def find_roots(frame: FrameType, seen: Sequence[nn.Module], optimizers: Sequence
     return _prefixed(_trained(_outermost(list(found.values())), optimizers))
 
 
+def names_of_free(frame: FrameType, roots: Sequence[Named], optimizers: Sequence[Optimizer]) -> dict[int, str]:
+    """By id, what the program calls parameters that an optimizer has and no module: full-precision copies of a model's,
+    or tensors that are a model by themselves."""
+    theirs = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    theirs -= {id(p) for _, root in roots for p in root.parameters()}
+    found: dict[int, str] = {}
+    if not theirs:
+        return found
+    looked: set[int] = set()
+    for each in reversed(list(program_frames(frame))):
+        for name, value in live_variables(each).items():
+            for called, tensor in _inside("" if name == "self" else name, value, 0, looked, Tensor):
+                if id(tensor) in theirs:
+                    found.setdefault(id(tensor), called)
+    return found
+
+
 def program_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames from this one outwards that are neither torch's, the standard library's nor the recorder's."""
     while frame is not None:
@@ -53,12 +70,14 @@ def _modules_of(frame: FrameType) -> Iterator[Named]:
     looked: set[int] = set()
     for each in reversed(list(program_frames(frame))):
         for name, value in live_variables(each).items():
-            yield from _inside("" if name == "self" else name, value, 0, looked)
+            yield from _inside("" if name == "self" else name, value, 0, looked, nn.Module)
 
 
-def _inside(name: str, value: Any, depth: int, looked: set[int]) -> Iterator[Named]:
-    if isinstance(value, nn.Module):
+def _inside(name: str, value: Any, depth: int, looked: set[int], kind: type) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, kind):
         yield name or type(value).__name__.lower(), value
+        return
+    if isinstance(value, nn.Module):
         return
     if depth >= _DEEPEST or isinstance(value, (str, bytes, int, float, Tensor, type, Optimizer)) or id(value) in looked:
         return
@@ -71,7 +90,7 @@ def _inside(name: str, value: Any, depth: int, looked: set[int]) -> Iterator[Nam
         members = list(getattr(value, "__dict__", {}).items())
     looked.add(id(value))
     for key, member in members:
-        yield from _inside(f"{name}.{key}" if name else str(key), member, depth + 1, looked)
+        yield from _inside(f"{name}.{key}" if name else str(key), member, depth + 1, looked, kind)
 
 
 def _is_programs(kind: type) -> bool:

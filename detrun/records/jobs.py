@@ -82,8 +82,8 @@ class Reference(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     experiment: str
-    path: str
-    arm: str
+    path: str = Field(pattern=r"^[^\x00]+$")
+    arm: str = Field(pattern=r"^[a-z]{1,4}$")
 
 
 class Code(BaseModel):

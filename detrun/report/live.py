@@ -16,6 +16,9 @@ from rich.text import Text
 
 from detrun.records.files import printable
 
+LONGEST_STATE = 44
+"""Columns kept for how an arm stands: `attempt 1  from step 100   12 s   0.77 s a step`."""
+
 
 @dataclass(frozen=True)
 class ArmView:
@@ -90,8 +93,10 @@ class LiveDisplay:
 
     def _block(self, arms: Sequence[ArmView]) -> Group:
         table = Table.grid(padding=(0, 1))
-        table.add_column()
-        table.add_column(width=max(10, min(30, self.console.width - 50)))
+        name = max((len(self._name(arm)) for arm in arms), default=1)
+        counts = 2 * len(str(self.steps)) + 1
+        table.add_column(no_wrap=True)
+        table.add_column(width=max(8, min(30, self.console.width - name - counts - LONGEST_STATE - 5)))
         table.add_column(justify="right")
         table.add_column(overflow="fold")
         for arm in arms:
@@ -117,7 +122,7 @@ class LiveDisplay:
             if not arm.ended and arm.start and arm.word == "PENDING":
                 words[-1] += f", starts about {arm.start}"
         else:
-            words.append("running" if arm.resumed is None else f"resumed from step {arm.resumed}")
+            words.append("running" if arm.resumed is None else f"from step {arm.resumed}")
         if arm.nodes and self.slurm:
             words.append(",".join(arm.nodes[:4]) + (" …" if len(arm.nodes) > 4 else ""))
         return "  ".join(words)

@@ -75,13 +75,13 @@ def test_control_arms_are_called_by_what_they_are_for() -> None:
         ArmPlan(id="b", role="interrupted"),
         ArmPlan(id="c", role="control", purpose="observer"),
         ArmPlan(id="d", role="control", purpose="self-test:moment"),
-        ArmPlan(id="e", role="control", purpose="self-test:of a newer version"),
+        ArmPlan(id="e", role="control", purpose="of a newer version"),
     ]
     assert arm_names(experiment(arms=plans)) == {
         "a": "uninterrupted",
         "b": "interrupted",
         "c": "never saves",
-        "d": "with a moment zeroed",
-        "e": "self-test:of a newer version",
+        "d": "broken: moment",
+        "e": "of a newer version",
     }
     assert arm_names(experiment(experiment="pair")) == {}

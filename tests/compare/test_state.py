@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detrun.compare.state import RankComparison, RowDifference, compare_rows, surviving
+from detrun.compare.state import RankComparison, RowDifference, compare_rows, split_state, surviving
 from detrun.fingerprint.byte_digest import digest_bytes
 from detrun.records.state_row import StateRow
 
@@ -158,3 +158,16 @@ def test_any_flipped_bit_is_a_difference_of_one_element(values: list[float], ind
     b_row = replace(a_row, digest=digest_bytes(f"|float32|{len(values)};".encode() + b))
     found = only(compare([(a_row, a_raw)], [(b_row, b)]))
     assert found.differing == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("0.weight.exp_avg", ("0.weight", "exp_avg")),
+        ("weight.old_dirs.3", ("weight", "old_dirs")),
+        ("step", ("", "step")),
+        ("w.0", ("w", "0")),
+    ],
+)
+def test_items_of_a_list_of_an_optimizer_s_are_one_thing(name: str, parts: tuple[str, str]) -> None:
+    assert split_state(name) == parts

@@ -364,7 +364,7 @@ def test_packed_values_and_their_scales_have_rows_of_their_own(tmp_path: Path) -
 
 
 def unreachable() -> None:
-    """A parameter that no module has, and an optimizer that keeps what all share under a name."""
+    """Parameters that no module has, and an optimizer that keeps what all share under a name."""
 
     class Shared(torch.optim.SGD):
         pass
@@ -372,15 +372,15 @@ def unreachable() -> None:
     seed()
     net = nn.Linear(6, 1)
     loose = torch.ones(1, requires_grad=True)
-    optimizer = Shared([{"params": net.parameters()}, {"params": [loose]}], lr=0.1)
+    optimizer = Shared([{"params": net.parameters()}, {"params": [loose, torch.ones(1)]}], lr=0.1)
     optimizer.state["global"] = {"count": 3}  # type: ignore[index]
     (net(batch(1)).mean() * loose).sum().backward()
     optimizer.step()
 
 
-def test_a_parameter_of_no_module_is_named_by_its_optimizer(tmp_path: Path) -> None:
+def test_a_parameter_of_no_module_has_its_variable_s_name_or_one_by_its_optimizer(tmp_path: Path) -> None:
     found = table(run(unreachable, tmp_path / "a", DETRUN_ATTEMPT="1", DETRUN_STEPS_DONE="0"), "begin-00000001")
-    assert set(values(found, "parameters")) == {"weight|", "bias|", "optimizer0.group1.param0|"}
+    assert set(values(found, "parameters")) == {"weight|", "bias|", "loose|", "optimizer0.group1.param1|"}
     assert values(found, "optimizer")["global.count|"][1] == "3"
     assert found.by_key["hyperparameters", "group1.lr", ""].value == float.hex(0.1)
 
