@@ -41,7 +41,7 @@ class MadeResume(MadeExperiment):
         """The handles of `MadeExperiment`, for one attempt."""
         return MadeExperiment(self.folder, self.file, number)
 
-    def edit_raw_job(self, arm: str, number: int, **fields: Any) -> None:
+    def edit_raw_job(self, arm: str, number: int, fields: dict[str, Any]) -> None:
         """Changes job.json without asking whether it stays a valid one."""
         path = self.folder.attempt(arm, number).job_file
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -70,7 +70,9 @@ def altered(*components: str, **fields: Any) -> Callable[[Rows], Rows]:
 
     def change(rows: Rows) -> Rows:
         return [
-            replace(row, digest=digest("another", row.name), value=None, **fields) if row.component in components else row
+            replace(row, digest=digest("another", row.name), value=None, **fields)
+            if row.component in components
+            else row
             for row in rows
         ]
 

@@ -98,7 +98,7 @@ def detrun(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
-    """Tests whether a training run is bitwise deterministic: the same training twice, compared bit by bit."""
+    """Tests whether a training run is bitwise deterministic, and whether it goes on exactly after an interruption."""
     if version:
         typer.echo(f"detrun {__version__}")
         raise typer.Exit(ExitCode.OK)

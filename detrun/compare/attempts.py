@@ -50,11 +50,13 @@ def came_back_from(
     environment_a: RankEnvironment | None,
     records: RankMetrics,
     environment_b: RankEnvironment | None,
+    named: int | None = None,
 ) -> Position | None:
     """The position of the reference in which a rank's attempt really began, or None where nothing tells.
 
     By the parameters before its first step, which are the reference's at the end of some step; its first batch must be
-    the one that followed there. What was told is believed where that fits, whatever else does.
+    the one that followed there. What was told is believed where that fits, whatever else does; but where the
+    checkpoint is `named` after another step, and was perhaps written late, the data must not follow that one.
     """
     if not records.steps or environment_b is None:
         return None
@@ -62,7 +64,10 @@ def came_back_from(
     if not begun:
         return None
     at_first = environment_a.initial.get("parameters", "").partition(":")[2] if environment_a else ""
-    if told.step and _parameters(reference, told.step) in (begun, None):
+    called = Position(named) if named is not None and named != told.step else None
+    if called is not None and not (_follows(records, reference, called) and not _follows(records, reference, told)):
+        called = None
+    if told.step and called is None and _parameters(reference, told.step) in (begun, None):
         return told
     if not told.step and begun == at_first:
         return told
@@ -74,7 +79,13 @@ def came_back_from(
         following = reference.steps.get(step + 1)
         if following is not None and _same_batch(following, first):
             return Position(step)
-    return None
+    return called
+
+
+def _follows(records: RankMetrics, reference: RankMetrics, position: Position) -> bool:
+    """Is the first batch the one that the reference had next?"""
+    following = reference.steps.get(position.step + 1)
+    return following is not None and _same_batch(following, records.steps[min(records.steps)])
 
 
 def _parameters(records: RankMetrics, step: int) -> str | None:

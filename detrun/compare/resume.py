@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from detrun.compare.attempts import Position
 from detrun.compare.completeness import counts_microbatches, gaps_of_arm
 from detrun.compare.decision import (
     cost_figures,
@@ -82,7 +83,9 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
         recipe=experiment.recipe_name,
         verdict=word,
         exit_code=int(code),
-        first_divergence=_first(diverged) if diverged is not None and word == "diverged" else None,
+        first_divergence=_first(diverged, _window(asked.steps, optimizer_steps))
+        if diverged is not None and word == "diverged"
+        else None,
         culprit=culprit,
         findings=findings,
         not_verified=[f.what for f in findings if f.severity in ("infrastructure", "not-verified")],
@@ -176,6 +179,9 @@ def _where_it_came_back(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     else:
         what = f"it came back from {began.words}, not from {told.words} as it was told"
     evidence = {"told": told.step, "came_from": began.step}
+    if began == Position(attempt.named or 0) and began.step:
+        what = f"the checkpoint of {began.words} was written when {told.words} was complete: in the background"
+        return [Finding(kind="written-late", severity="info", where=where, what=what, evidence=evidence)]
     return [Finding(kind="resumed-elsewhere", severity="not-verified", where=where, what=what, evidence=evidence)]
 
 
@@ -219,7 +225,21 @@ def _never_resumed(evidence: ResumeEvidence) -> list[Finding]:
     return [Finding(kind="not-resumed", severity="not-verified", what=what)]
 
 
-def _first(attempt: AttemptEvidence) -> FirstDivergence:
+def _window(steps: int, optimizer_steps: int | None) -> int | None:
+    """Micro-batches a step, where the recipe counts those and every step has as many."""
+    return steps // optimizer_steps if optimizer_steps and steps % optimizer_steps == 0 else None
+
+
+def _counted_as(attempt: AttemptEvidence, step: int, window: int | None) -> int | None:
+    """The micro-batch of the whole run with which a step parts: the first whose loss differs, else the last one."""
+    if window is None:
+        return None
+    names = [t.stream.name for t in attempt.pair.streams.streams.values() if t.first_step == step]
+    within = [int(name[name.index("[") + 1 : -1]) for name in names if name.endswith("]")]
+    return (step - 1) * window + min([part + 1 for part in within if part < window], default=window)
+
+
+def _first(attempt: AttemptEvidence, window: int | None) -> FirstDivergence:
     """The first step with another metric or batch; else the first with another digest; else the restore itself."""
     restored = attempt.restored
     assert restored is not None
@@ -240,6 +260,7 @@ def _first(attempt: AttemptEvidence) -> FirstDivergence:
     if not visible:
         return FirstDivergence(
             step=restored.position.step + 1,
+            counted_as=restored.position.step * window + restored.position.microbatch + 1 if window else None,
             boundary="begin",
             stream=restored.differences[0].component,
             ranks=sorted({difference.rank for difference in restored.differences}),
@@ -251,6 +272,7 @@ def _first(attempt: AttemptEvidence) -> FirstDivergence:
     return first.model_copy(
         update={
             "step": chosen.first_step,
+            "counted_as": _counted_as(attempt, chosen.first_step, window),
             "boundary": "end",
             "stream": chosen.stream.label,
             "ranks": sorted(chosen.ranks),

@@ -51,15 +51,16 @@ class Boundary:
 class AttemptEvidence:
     """One attempt of an arm, held against the reference.
 
-    arm: its job, surveys and gaps. told: the position of the checkpoint that it was given; came_from: by rank, where it
-    began by its own parameters (None: not known). restored: its begin against the reference's; saved: the state when
-    the checkpoint was written, in the run that wrote it. overlap: the steps that the attempt before ran too.
-    sabotage: by rank, what a control arm broke on purpose.
+    arm: its job, surveys and gaps. told: the position of the checkpoint that it was given; named: the step in its name;
+    came_from: by rank, where it began by its own parameters (None: not known). restored: its begin against the
+    reference's; saved: the state when the checkpoint was written, in the run that wrote it. overlap: the steps that the
+    attempt before ran too. sabotage: by rank, what a control arm broke on purpose.
     """
 
     arm: ArmEvidence
     pair: PairEvidence
     told: Position | None = None
+    named: int | None = None
     came_from: dict[int, Position | None] = field(default_factory=dict)
     restored: Boundary | None = None
     saved: Boundary | None = None

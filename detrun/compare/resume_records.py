@@ -51,7 +51,7 @@ def _controls(experiment: ExperimentFile, evidence: ResumeEvidence) -> list[Find
 
 
 def _ends(evidence: ResumeEvidence) -> list[Finding]:
-    """An attempt was interrupted after a step: it has the steps before it. The last one may be lost with its ranks."""
+    """A rank that was interrupted after a step has the steps before it; the last ones may be lost with the process."""
     findings = []
     for attempt in evidence.attempts:
         arm = attempt.arm
@@ -63,7 +63,10 @@ def _ends(evidence: ResumeEvidence) -> list[Finding]:
             what = f"arm {arm.id}, attempt {attempt.number}: its job.json does not tell how it was interrupted"
             findings.append(_finding("interruption", where, what))
             continue
-        short = [survey for survey in arm.surveys if not survey.unreadable and survey.last + 1 < (how.step or 0)]
+        if attempt.began not in (None, attempt.told):
+            continue  # its steps are counted from elsewhere, of which there is a finding
+        hit = [survey for survey in arm.surveys if survey.rank in how.ranks and not survey.unreadable]
+        short = [survey for survey in hit if survey.last + 2 < (how.step or 0)]
         if short:
             on = sorted(survey.rank for survey in short)
             last = min(survey.last for survey in short)

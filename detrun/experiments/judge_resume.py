@@ -39,6 +39,7 @@ class _Attempt:
     told: Position
     cut_short: bool
     writers: Sequence[AttemptFolder] = ()
+    named: int | None = None
     before: AttemptFolder | None = None
 
 
@@ -160,7 +161,7 @@ def _attempt(
     resumed_by: tuple[str, ...],
     templates: tuple[str, ...],
 ) -> _Attempt:
-    told, cut_short, job = Position(0), False, None
+    told, named, cut_short, job = Position(0), None, False, None
     try:
         job = JobFile.read(folder.job_file)
     except RecordError:
@@ -169,6 +170,7 @@ def _attempt(
         cut_short = job.state != "done"
         if job.resumed_from is not None:
             told = Position(job.resumed_from.step, job.resumed_from.microbatch)
+            named = job.resumed_from.named
     args = resumed_by if folder.number else ()
     source = next((other.id for other in plans.values() if other.role == "interrupted"), plan.id)
     earlier = place.attempts(plan.id if plan.role == "interrupted" else source)
@@ -180,6 +182,7 @@ def _attempt(
         told,
         cut_short,
         writers if folder.number else (),
+        named,
         before,
     )
 
@@ -188,7 +191,7 @@ def _empty(arm: ArmEvidence, reference: ArmEvidence, attempt: _Attempt) -> Attem
     pair = PairEvidence(PairTally(reference.id, arm.id), EnvironmentTally(reference.id, arm.id))
     found = AttemptEvidence(arm, pair)
     if attempt.folder.number:
-        found.told = attempt.told
+        found.told, found.named = attempt.told, attempt.named
         found.restored, found.saved = Boundary(attempt.told), Boundary(attempt.told)
         found.overlap = PairTally(f"{arm.id}{attempt.folder.number - 1}", f"{arm.id}{attempt.folder.number}")
     return found
@@ -233,7 +236,7 @@ def _read_attempt(
     read_cost(folder, rank, arm.remarks, arm.cost)
     began = attempt.told
     if folder.number and records.steps:
-        came = came_back_from(attempt.told, reference, surroundings, records, environment)
+        came = came_back_from(attempt.told, reference, surroundings, records, environment, attempt.named)
         found.came_from[rank] = came
         began = came or attempt.told
         _note_batch(found, rank, reference, records.steps[min(records.steps)], began)

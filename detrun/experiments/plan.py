@@ -199,8 +199,10 @@ def state_at(recipe: Recipe) -> str | None:
         return None
     every = recipe.checkpoint.save_every
     steps = set(range(every, recipe.steps + 1, every)) if every else set()
+    # What the program is told of its saves may be their steps; one too many costs a capture.
+    steps.update(int(word) for word in recipe.checkpoint.save_args if word.isdecimal() and len(word) < 10)
     steps.update(each.at_step for each in recipe.interrupt if each.kind in ("signal", "stop") and each.at_step)
-    return ",".join(map(str, sorted(steps)))
+    return ",".join(str(step) for step in sorted(steps) if 0 < step <= recipe.steps)
 
 
 def detrun_bin(recipe: Recipe, cluster: str, environment: Mapping[str, str]) -> str | None:

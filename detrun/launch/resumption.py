@@ -103,6 +103,7 @@ def find_start(directory: Path, pattern: str | None, attempts: Sequence[AttemptF
             step=step,
             microbatch=microbatch,
             source="saves" if seen else "pattern",
+            named=found.step if pattern else None,
             rejected=rejected,
         )
     if not given:

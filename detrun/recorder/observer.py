@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from detrun.fingerprint.tensors import no_dispatch_modes
 from detrun.recorder.batch import batch_digest
 from detrun.recorder.capture import Capture
 from detrun.recorder.draft import Digest, Draft
 from detrun.recorder.norm import gradient_norm
-from detrun.recorder.optimizers import Optimizers, owns_any, parameters_of
+from detrun.recorder.optimizers import Optimizers, is_rehearsal, owns_any, parameters_of
 from detrun.recorder.pending import Scalar, read, scalar_from
 from detrun.recorder.session import Session
 from detrun.recorder.state import buffers_digest, gradients_digest, optimizer_digest, tensors_digest
@@ -42,6 +43,7 @@ class Observer:
         self._unscaled: tuple[weakref.ref[Tensor], Scalar] | None = None
         self._environment_due = True
         self._fresh = False
+        self._rehearses = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
         self._sabotage_due = True
         self._updates = Updates()
@@ -254,6 +256,9 @@ class Observer:
             return
         session = self.session
         session.has_optimizers = True
+        self._rehearses = not callable(closure) and self._is_rehearsal(optimizer)
+        if self._rehearses:
+            return
         serial = self.optimizers.serial(optimizer)
         self._fresh = self._fresh or callable(closure)
         together = self.cycle.settles(serial, self._fresh)
@@ -279,6 +284,9 @@ class Observer:
         """An outermost optimizer's step ended: perhaps a training step has."""
         if self._capturing():
             return
+        if self._rehearses:
+            self._rehearses = False
+            return
         serial = self.optimizers.serial(optimizer)
         if callable(closure):
             self.capture.optimizer_steps(optimizer)
@@ -290,6 +298,15 @@ class Observer:
         self.optimizer_begins(optimizer, None)
         self.session.draft.skipped = True
         self._ends(self.optimizers.serial(optimizer), optimizer)
+
+    def _is_rehearsal(self, optimizer: Optimizer) -> bool:
+        session = self.session
+        draft = session.draft
+        if draft.begun() or draft.backwards or draft.grad_losses or draft.resting_batches:
+            return False
+        first = self._environment_due and session.held is None
+        with torch.no_grad(), no_dispatch_modes():
+            return is_rehearsal(optimizer, sys._getframe(1), first=first)
 
     def _ends(self, serial: int, optimizer: Optimizer) -> None:
         session = self.session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from types import FrameType
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -59,3 +60,24 @@ def owns_any(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Does it update at least one of these parameters?"""
     wanted = {id(parameter) for parameter in parameters}
     return any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
+
+
+def is_rehearsal(optimizer: Optimizer, frame: FrameType | None, *, first: bool) -> bool:
+    """Is a step that nothing led to (no forward, no backward) one that only makes an optimizer's state exist, so that a
+    checkpoint can be loaded into it? torch's own checkpointing takes such steps at any time; others do before the
+    `first` real one, with a rate of zero or gradients of zero."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.checkpoint"):
+            return True
+        frame = frame.f_back
+    if not first:
+        return False
+    rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
+    if all(isinstance(rate, (int, float)) and rate == 0 for rate in rates):
+        return True
+    return all(_is_nothing(parameter.grad) for parameter in parameters_of([optimizer]))
+
+
+def _is_nothing(gradient: Tensor | None) -> bool:
+    """None, or zeros in host memory: a device is not waited for."""
+    return gradient is None or (type(gradient) is Tensor and gradient.is_cpu and not bool(gradient.any()))

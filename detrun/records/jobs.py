@@ -185,15 +185,17 @@ class RejectedCheckpoint(BaseModel):
 class ResumedFrom(BaseModel):
     """Where an attempt went on: the checkpoint it was given (None: it starts anew) and the position that stands for.
 
-    source: whether the saves that were seen told the position, the checkpoint's name, or nothing.
+    source: whether the saves that were seen told the position, the checkpoint's name, or nothing. named: the step in
+    its name, by the recipe's pattern; what is written in the background is written when training is further on.
     """
 
     model_config = ConfigDict(extra="allow")
 
     path: str | None
-    step: int
-    microbatch: int = 0
+    step: int = Field(ge=0)
+    microbatch: int = Field(default=0, ge=0)
     source: Literal["saves", "pattern", "none"] = "none"
+    named: int | None = None
     rejected: list[RejectedCheckpoint] = Field(default_factory=list)
 
 

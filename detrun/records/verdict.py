@@ -68,10 +68,12 @@ class FirstDivergence(Part):
     """The first step in which anything differs, at its end or (before the first batch) at its beginning.
 
     stream: what comes first within the step in causal order. ranks: those on which that stream differs there.
-    metrics: by name, each at its own first step. state: what differs in this step, on the lowest rank.
+    metrics: by name, each at its own first step. state: what differs in this step, on the lowest rank. counted_as: the
+    step by the recipe's count, where that counts micro-batches.
     """
 
     step: int
+    counted_as: int | None = None
     boundary: Literal["begin", "end"]
     stream: str
     ranks: list[int]

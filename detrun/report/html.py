@@ -49,6 +49,7 @@ def render_html(
         sentence=sentence(verdict, experiment),
         below=resume_words.below(verdict, experiment) if resume else words.after_the_first(verdict, experiment),
         fix=resume_words.fix(verdict) if resume else None,
+        reasons=list(dict.fromkeys(verdict.not_verified)),
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
         settings=[f for f in verdict.of_kind("environment") if "setting" in f.where],

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from detrun.records.files import printable
 
-LONGEST_STATE = 44
-"""Columns kept for how an arm stands: `attempt 1  from step 100   12 s   0.77 s a step`."""
+LONGEST_STATE = 45
+"""Columns kept for how an arm stands: `attempt 1  from step 100  12 s  0.77 s a step`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class LiveDisplay:
         name = max((len(self._name(arm)) for arm in arms), default=1)
         counts = 2 * len(str(self.steps)) + 1
         table.add_column(no_wrap=True)
-        table.add_column(width=max(8, min(30, self.console.width - name - counts - LONGEST_STATE - 5)))
+        table.add_column(width=max(6, min(30, self.console.width - name - counts - LONGEST_STATE - 5)))
         table.add_column(justify="right")
         table.add_column(overflow="fold")
         for arm in arms:
@@ -104,7 +104,7 @@ class LiveDisplay:
                 f"  {self._name(arm)}",
                 ProgressBar(total=self.steps, completed=min(arm.steps, self.steps), width=None),
                 f"{min(arm.steps, self.steps)}/{self.steps}",
-                Text(printable(f"{self._state(arm)}{self._pace(arm)}")),
+                Text(printable(f"{self._state(arm, short=True)}{self._pace(arm)}")),
             )
         return Group(Text(printable(self.title), overflow="fold"), table, Text(self.note))
 
@@ -112,7 +112,7 @@ class LiveDisplay:
         """With what the arm is there for, where that is not plain."""
         return f"{arm.arm} {self.names[arm.arm]}" if arm.arm in self.names else arm.arm
 
-    def _state(self, arm: ArmView) -> str:
+    def _state(self, arm: ArmView, short: bool = False) -> str:
         words = [f"attempt {arm.attempt}"] if arm.attempt else []
         words += [f"job {arm.job}"] if self.slurm and arm.job else []
         if arm.ended or not arm.started:
@@ -122,7 +122,7 @@ class LiveDisplay:
             if not arm.ended and arm.start and arm.word == "PENDING":
                 words[-1] += f", starts about {arm.start}"
         else:
-            words.append("running" if arm.resumed is None else f"from step {arm.resumed}")
+            words.append("running" if arm.resumed is None else f"{'' if short else 'resumed '}from step {arm.resumed}")
         if arm.nodes and self.slurm:
             words.append(",".join(arm.nodes[:4]) + (" …" if len(arm.nodes) > 4 else ""))
         return "  ".join(words)
@@ -130,13 +130,13 @@ class LiveDisplay:
     def _pace(self, arm: ArmView) -> str:
         if not arm.started:
             return ""
-        text = f"   {_seconds(arm.started, arm.ended):.0f} s"
+        text = f"  {_seconds(arm.started, arm.ended):.0f} s"
         if arm.steps and not arm.ended:
             # From the first step on: what came before was imports and set-up.
             now = time.monotonic()
             since, first = self._first.setdefault(arm.arm, (now, arm.steps))
             if arm.steps > first:
-                text += f"   {(now - since) / (arm.steps - first):.2f} s a step"
+                text += f"  {(now - since) / (arm.steps - first):.2f} s a step"
         return text
 
 

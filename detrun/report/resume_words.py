@@ -51,7 +51,7 @@ _ORDER = (
     *("ema", "tracked", "local", "RNG", "loader", "batch"),
 )
 _TIMES = {1: "once", 2: "twice"}
-_ORDINALS = ("first", "second", "third", "fourth", "fifth")
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 MAX_LABEL = 30
 
 
@@ -65,9 +65,7 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
         if any(finding.severity == "not-verified" for finding in verdict.of_kind(kind)):
             return why
     if verdict.of_kind("job"):
-        arms = words.listed(
-            list(dict.fromkeys(f"arm {finding.where.get('arm')}" for finding in verdict.of_kind("job")))
-        )
+        arms = words.listed(list(dict.fromkeys(_which(finding) for finding in verdict.of_kind("job"))))
         return f"{arms} did not finish, so nothing is proved:"
     if verdict.of_kind("not-resumed"):
         return "no run was resumed, so nothing is known of resuming:"
@@ -76,24 +74,32 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
     return "nothing differs in what was recorded, but it does not prove an exact resume:"
 
 
+def _which(finding: Finding) -> str:
+    attempt = finding.where.get("attempt")
+    return f"arm {finding.where.get('arm')}{f' (attempt {attempt}, resumed)' if attempt else ''}"
+
+
 _WHY = {
     "not-repeatable": "the program does not repeat itself, so a resume proves nothing:",
     "not-interrupted": "the run was never interrupted:",
     "resumed-elsewhere": "the run did not come back where it was told to:",
-    "saving-changes": "the uninterrupted runs differ:",
+    "saving-changes": "the run that saves and the one that never does differ:",
     "self-test": "the check does not see what was broken on purpose:",
 }
 
 
 def _after_which(verdict: Verdict) -> str:
     """`after resume`; of several, after which."""
-    restores = _restores(verdict)
-    step = (verdict.culprit or {}).get("step")
-    places = [place for place, (_, at) in enumerate(restores) if at == step]
-    if len(restores) < 2 or not places:
+    restores, attempt = len(_restores(verdict)), _blamed_attempt(verdict)
+    if restores < 2 or not 1 <= attempt <= len(_ORDINALS):
         return "after resume"
-    which = _ORDINALS[places[0]] if places[0] < len(_ORDINALS) else f"{places[0] + 1}th"
-    return f"after the {which} of {len(restores)} resumes"
+    return f"after the {_ORDINALS[attempt - 1]} of {restores} resumes"
+
+
+def _blamed_attempt(verdict: Verdict) -> int:
+    """The attempt whose restore is to be blamed; 0 if none is."""
+    found = _finding_of(verdict) if verdict.culprit else None
+    return int(found.where.get("attempt", 0)) if found else 0
 
 
 def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
@@ -154,7 +160,7 @@ def _whole_optimizer(verdict: Verdict, finding: Finding) -> str:
         return ""
     ranks = finding.where.get("ranks", ())
     for table in verdict.of_kind("restore-table"):
-        if table.where.get("step") != finding.where.get("step"):
+        if table.where.get("attempt") != finding.where.get("attempt"):
             continue
         rows = [row for row in table.evidence["rows"] if row["ranks"] and _family(row["component"]) == "optimizer"]
         if rows and finding.evidence.get("count") == sum(int(row["rows"]) for row in rows) * len(ranks):
@@ -234,14 +240,16 @@ def _attempts(arm: ArmSummary, verdict: Verdict, experiment: ExperimentFile) -> 
         saved = int(following.resumed_from["step"]) if following and following.resumed_from else None
         interruption = attempt.interruption or {}
         last = interruption.get("step") or attempt.last_step
-        if last is None:
+        failed = not interruption and bool(attempt.exit_code)
+        if last is None and not failed:
             continue
         told = int(attempt.resumed_from["step"]) if attempt.resumed_from else 0
         first = int(elsewhere.get(attempt.n, told)) + 1
         mark = f"✕ {_mark(interruption, experiment)}" if interruption and not _ran_on(attempt, experiment) else ""
+        mark = f"✕ exit code {attempt.exit_code}" if failed else mark
         label = "    came back" if attempt.n in elsewhere else "    resumed"
         # An attempt that was interrupted at once has taken no step of its own.
-        last = max(int(last), first)
+        last = max(int(last or 0), first)
         lines.append(Line(label if place else f"{arm.id} interrupted", first, last, mark, saved))
     return lines
 
@@ -359,7 +367,7 @@ def tables(verdict: Verdict, experiment: ExperimentFile) -> list[Table]:
     """A table a restore; for a diverged check, that of the restore which is to be blamed."""
     found = [finding for finding in verdict.of_kind("restore-table") if finding.evidence["rows"]]
     if verdict.verdict == "diverged" and verdict.culprit:
-        found = [f for f in found if f.where.get("step") == verdict.culprit.get("step")] or found
+        found = [f for f in found if f.where.get("attempt") == _blamed_attempt(verdict)] or found
     return [_table(finding, verdict, experiment) for finding in found]
 
 
@@ -413,7 +421,7 @@ def _notes(verdict: Verdict, table: Finding) -> dict[str, str]:
     notes: dict[str, str] = {}
     differing = {row["component"] for row in table.evidence["rows"] if row["ranks"]}
     for finding in verdict.of_kind("restore"):
-        if finding.where.get("step") != table.where.get("step"):
+        if finding.where.get("attempt") != table.where.get("attempt"):
             continue
         detail = finding.what.partition("): ")[2]
         labels = list(dict.fromkeys(_label(difference) for difference in finding.evidence.get("differences", ())))
@@ -443,12 +451,22 @@ def below(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
             lines.append(f"also different when it resumed, perhaps because of it: {'; '.join(others)}")
         lines += [finding.what for finding in verdict.of_kind("explaining")]
     lines += [finding.what for finding in verdict.of_kind("overlap")]
+    lines += _unanswered(verdict, experiment)
     lines += _rejected(verdict)
     lines += [finding.what for finding in verdict.of_kind("saving-harmless", "restored-late")]
     tests = [finding.what for finding in verdict.of_kind("self-test") if finding.severity == "info"]
     # What starts from a resume that differs anyway shows nothing.
     lines += ["self-test: it shows nothing while the resume itself diverges"] if tests and diverged else tests
     return lines
+
+
+def _unanswered(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
+    """Signals after which nothing newer was there to go on from: the program did not save, or not to its end."""
+    return [
+        f"{_mark(how, experiment)} at step {how.get('step')} left no newer checkpoint than step {step}"
+        for how, step in _restores(verdict)
+        if how.get("kind") == "signal" and step < int(how.get("step") or 0)
+    ]
 
 
 def _rejected(verdict: Verdict) -> list[str]:

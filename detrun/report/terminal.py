@@ -87,9 +87,10 @@ def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterato
         yield Text()
         for row in resume_words.picture(verdict, experiment, min(width, resume_words.LABEL + resume_words.WIDTH + 2)):
             yield Text(printable(row))
-    # Where all is equal, or nothing after it can be blamed on the restore, its table says nothing.
-    silent = verdict.verdict == "identical" or verdict.of_kind("not-repeatable")
-    tables = [] if silent else resume_words.tables(verdict, experiment)
+    # Where nothing can be blamed on the restore, its table says nothing.
+    tables = resume_words.tables(verdict, experiment) if verdict.verdict != "identical" else []
+    if verdict.verdict == "not-verified":
+        tables = [table for table in tables if any(row.differs for row in table.rows)]
     for table in tables[:MAX_TABLES]:
         yield Text()
         yield from _state_table(table, width)
@@ -143,12 +144,14 @@ def _reasons(verdict: Verdict) -> Iterator[Text]:
     failed = verdict.of_severity("infrastructure")
     dead = {finding.where.get("arm") for finding in failed}
     elsewhere = bool(verdict.of_kind("resumed-elsewhere"))
+    resume = verdict.experiment == resume_words.EXPERIMENT
+    follow = ("short", "missing", "environment-file", "state") if resume else ("short",)
     missing = [
         # That a dead arm's metrics end early is said with its death, and that a run which came back elsewhere has no
         # state where it was looked for follows from that.
         finding
         for finding in verdict.of_severity("not-verified")
-        if not (finding.kind == "short" and finding.where.get("arm") in dead)
+        if not (finding.kind in follow and finding.where.get("arm") in dead)
         and not (finding.kind == "state" and elsewhere)
     ]
     if verdict.verdict == "diverged" and (failed or missing):
@@ -159,10 +162,11 @@ def _reasons(verdict: Verdict) -> Iterator[Text]:
             yield Text(f"    | {_clean(str(line), 400)}", style="dim")
         if finding.where.get("path"):
             yield Text(f"    log: {_clean(str(finding.where['path']))}")
-    for finding in missing[:MAX_REASONS]:
-        yield Text(f"  {_clean(finding.what)}")
-    if len(missing) > MAX_REASONS:
-        yield Text(f"  and {len(missing) - MAX_REASONS:,} more, all in verdict.json")
+    said = list(dict.fromkeys(_clean(finding.what) for finding in missing))  # of two attempts the same
+    for text in said[:MAX_REASONS]:
+        yield Text(f"  {text}")
+    if len(said) > MAX_REASONS:
+        yield Text(f"  and {len(said) - MAX_REASONS:,} more, all in verdict.json")
 
 
 def _compared(verdict: Verdict) -> Iterator[Text]:
@@ -220,8 +224,10 @@ def _next_of_resume(
     if verdict.verdict == "diverged" and verdict.culprit is not None:
         yield Text(f"hint: detrun report {id} has every finding; after the fix, detrun resume-check {recipe}")
         return
-    repeats = verdict.verdict == "diverged" or verdict.of_kind("not-repeatable", "saving-changes")
-    if repeats and "pair" in commands:
+    if verdict.of_kind("saving-changes") and not verdict.of_kind("not-repeatable"):
+        yield Text(f"hint: find what a save draws or changes; then detrun resume-check {recipe} --observer")
+        return
+    if (verdict.verdict == "diverged" or verdict.of_kind("not-repeatable")) and "pair" in commands:
         yield Text(f"hint: detrun pair {recipe}")
         return
     place = next((f.where for f in verdict.of_severity("infrastructure", "not-verified") if "arm" in f.where), {})
@@ -236,7 +242,13 @@ def _next_of_resume(
         attempt = 0  # what was not started has printed nothing
     number = f" --attempt {attempt}" if attempt is not None else ""
     rank = f" --rank {place['rank']}" if "rank" in place else ""
-    why = " shows whether the program took checkpoint.resume_args" if verdict.of_kind("resumed-elsewhere") else ""
+    why = ""
+    if verdict.of_kind("resumed-elsewhere"):
+        checkpoint = experiment.recipe.get("checkpoint")
+        told = checkpoint.get("resume_args") if isinstance(checkpoint, dict) else None
+        if told == []:
+            yield Text("checkpoint.resume_args is empty: the program has to look for its newest checkpoint by itself")
+        why = " shows which checkpoint the program took"
     yield Text(f"hint: detrun logs {id} --arm {arm}{number}{rank}{why}")
 
 

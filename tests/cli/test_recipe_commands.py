@@ -74,8 +74,8 @@ def test_validate_shows_the_wrong_line(capsys: Captured) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.split("\n")
-    assert lines[0] == "error: detrun.yaml, line 22: launch.ranks_per_nod is not a known key"
-    assert lines[2].startswith("  22 |   ranks_per_nod: 2")
+    assert lines[0] == "error: detrun.yaml, line 23: launch.ranks_per_nod is not a known key"
+    assert lines[2].startswith("  23 |   ranks_per_nod: 2")
     assert lines[3] == "         ^^^^^^^^^^^^^"
     assert lines[4] == "hint: did you mean ranks_per_node? `detrun init` writes a commented recipe."
 

@@ -45,6 +45,17 @@ def differing(a: RankMetrics, b: RankMetrics) -> set[str]:
     return {stream.label for stream in tally.streams}
 
 
+def test_a_checkpoint_that_was_written_late_is_of_the_step_in_its_name() -> None:
+    told, after_5 = Position(6), run(6, 20)
+    assert came_back_from(told, REFERENCE, AT_START, after_5, began_with(1005), 5) == Position(5)
+    # The weights went on while it was written; data and number did not.
+    assert came_back_from(told, REFERENCE, AT_START, after_5, began_with(1006), 5) == Position(5)
+
+
+def test_a_name_that_counts_otherwise_tells_nothing() -> None:
+    assert came_back_from(Position(10), REFERENCE, AT_START, run(11, 20), began_with(1010), 9) == Position(10)
+
+
 def test_a_run_is_believed_where_it_fits() -> None:
     assert came_back_from(Position(10), REFERENCE, AT_START, run(11, 20), began_with(1010)) == Position(10)
 

@@ -269,6 +269,50 @@ def failing_step() -> int:
     return 0
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_that_only_makes_optimizer_state_exist_is_none(kind: Any, tmp_path: Path) -> None:
+    def program() -> None:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        net = programs.Net()
+        optimizer = kind(net.parameters(), lr=1e-2)
+        for step in range(1, 4):
+            get_optimizer_state_dict(net, optimizer)  # steps by itself while there is no state
+            net(programs.batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    lines = run(program, tmp_path).lines()
+    assert [(line["step"], line["microbatches"]) for line in lines] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_first_step_of_a_program_s_own_that_moves_nothing_is_none(tmp_path: Path) -> None:
+    def program() -> None:
+        net = programs.Net()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        for step in range(1, 3):
+            optimizer.zero_grad()
+            net(programs.batch(step)).square().mean().backward()
+            optimizer.step()
+
+    assert [line["step"] for line in run(program, tmp_path).lines()] == [1, 2]
+
+
+def test_gradients_that_no_backward_pass_made_are_steps_all_the_same(tmp_path: Path) -> None:
+    def program() -> None:
+        net = programs.Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        for _ in range(3):
+            for parameter in net.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+    assert [line["step"] for line in run(program, tmp_path).lines()] == [1, 2, 3]
+
+
 def test_an_optimizer_that_raises_does_not_stop_the_count(tmp_path: Path) -> None:
     lines = run(failing_step, tmp_path).lines()
     assert [line["step"] for line in lines] == [1, 2, 3]

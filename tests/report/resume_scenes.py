@@ -129,6 +129,7 @@ def lost(
     *,
     kind: str = "different",
     step: int = 10,
+    attempt: int = 1,
 ) -> Finding:
     """A finding on a component that was not restored. pieces: the names of its rows that differ."""
     of = "optimizer" if component == "optimizer" else component
@@ -138,7 +139,7 @@ def lost(
         for piece in pieces
     ]
     verb = "differs" if component == "batch" else "were not restored" if len(pieces) > 1 else "was not restored"
-    where = {"arm": "b", "arms": ["a", "b"], "attempt": 1, "ranks": ranks, "step": step, "component": component}
+    where = {"arm": "b", "arms": ["a", "b"], "attempt": attempt, "ranks": ranks, "step": step, "component": component}
     return Finding(
         kind="restore",
         severity="divergence",
@@ -291,7 +292,7 @@ def restarted_loader() -> tuple[Verdict, ExperimentFile]:
     clues = "the loader starts again: its first batch is that of step 1, 20 steps behind"
     name = "the data loader's position (loader)"
     findings = [
-        lost("loader", name, "every rank", [0, 1], clues, ["loader.order_generator"], step=20),
+        lost("loader", name, "every rank", [0, 1], clues, ["loader.order_generator"], step=20, attempt=2),
         metric("loss", 21, [0, 1], ("0x408c1009", "0x408bda28"), (4.3769574, 4.3703804)),
         table(),
         table({"loader": ("different", [0, 1]), "batch": ("different", [0, 1])}, step=20, attempt=2),
@@ -356,7 +357,46 @@ def never_interrupted() -> tuple[Verdict, ExperimentFile]:
     return verdict("not-verified", findings, stops=((STEPS, None, None),)), experiment()
 
 
+def died() -> tuple[Verdict, ExperimentFile]:
+    """The resumed attempt failed before its first step."""
+    log = "arms/b/attempt-1/log/rank00000.log"
+    tail = ["Traceback (most recent call last):", "RuntimeError: cannot read /ckpt/step-10"]
+    where = {"arm": "b", "attempt": 1, "rank": 0}
+    gone = [
+        ("environment-file", "arm b, rank 0: the environment file is missing"),
+        ("missing", "arm b, rank 0: the metrics file is missing"),
+        ("state", "the resumed run has no state at the begin of step 11: the file is missing (every rank)"),
+    ]
+    findings = [
+        Finding(
+            kind="job",
+            severity="infrastructure",
+            where={**where, "path": log},
+            what="arm b, rank 0: failed with exit code 1; no step recorded",
+            evidence={"log_tail": tail},
+        ),
+        *(Finding(kind=kind, severity="not-verified", where=where, what=what) for kind, what in gone),
+        table(dict.fromkeys(PIECES, ("-", []))),
+    ]
+    found = verdict("not-verified", findings, stops=((14, KILL, None), (0, None, 10)))
+    found.arms[1].attempts[1].exit_code, found.arms[1].attempts[1].last_step = 1, None
+    return found, experiment()
+
+
+def saving_changes() -> tuple[Verdict, ExperimentFile]:
+    """An arm that never saves parts from the reference."""
+    what = "the arm that never saves parts from the reference at step 11 (RNG): saving changes the run"
+    where = {"arms": ["a", "c"], "step": 11}
+    twice = Finding(
+        kind="environment", severity="not-verified", what="torch.num_threads differs between the arms, undeclared"
+    )
+    saving = Finding(kind="saving-changes", severity="not-verified", where=where, what=what)
+    return verdict("not-verified", [saving, twice, twice, overlap(), table()]), experiment()
+
+
 SCENES = (
+    died,
+    saving_changes,
     identical,
     fell_back,
     lost_stream,

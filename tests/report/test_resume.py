@@ -22,6 +22,7 @@ from detrun.report.terminal import render
 from tests.report.resume_scenes import (
     KILL,
     SCENES,
+    elsewhere,
     experiment,
     lost,
     lost_moments,
@@ -110,6 +111,13 @@ def test_all_of_an_optimizer_is_not_named_parameter_by_parameter() -> None:
     assert "blocks.0.weight" in printed(found, asked, width=400).splitlines()[0]
 
 
+def test_a_program_that_was_told_of_no_checkpoint() -> None:
+    found, _ = elsewhere()
+    for args in ([], ["--resume", "{checkpoint}"]):
+        asked = experiment(recipe={"name": "hybrid-cpu", "checkpoint": {"resume_args": args}})
+        assert ("checkpoint.resume_args is empty" in printed(found, asked)) == (not args)
+
+
 def test_a_long_table_keeps_what_differs() -> None:
     pieces = {f"parameters (part{number})": 1 for number in range(40)}
     mark = {"parameters (part39)": ("different", [1])}
@@ -184,3 +192,27 @@ def test_names_are_text_on_the_page_and_move_no_cursor() -> None:
         assert "\x1b" not in printed(found, asked, width=width)
     found = found.model_copy(update={"verdict": "identical", "first_divergence": None, "culprit": None})
     assert "\x1b" not in printed(found, asked)
+
+
+def test_of_two_resumes_from_one_checkpoint_the_right_one_is_blamed() -> None:
+    findings = [
+        lost("rng", "the RNG stream numpy", "every rank", [0, 1], "2 draws ahead", ["numpy"], attempt=2),
+        metric("loss", 11, [0, 1], ("0x3f6fd3ce", "0x3f728562"), (0.93682563, 0.94734776)),
+        table(),
+        table({"RNG numpy": ("different", [0, 1])}, attempt=2),
+    ]
+    culprit = {"name": "the RNG stream numpy", "kind": "rng", "step": 10, "others": []}
+    stops = [(14, KILL, None), (16, {**KILL, "step": 16}, 10), (30, None, 10)]
+    text = printed(verdict("diverged", findings, culprit=culprit, stops=stops), experiment())
+    assert text.startswith("DIVERGED after the second of 2 resumes: the RNG stream numpy was not restored")
+    assert text.count("restored (begin of 11)") == 1
+    assert "DIFFERENT" in text
+
+
+def test_a_signal_that_nothing_was_saved_for_is_told() -> None:
+    said = "SIGTERM at step 14 left no newer checkpoint than step 10"
+    asked = experiment(interrupts=[{"kind": "signal", "signal": "TERM"}])
+    for told in (10, 14):
+        stops = [(14, {**KILL, "kind": "signal"}, None), (30, None, told)]
+        text = printed(verdict("identical", [table(step=told)], stops=stops), asked)
+        assert (said in text) == (told == 10)
