@@ -192,6 +192,12 @@ def _note_stream(survey: RankSurvey, label: str, lacking: Sequence[int], due: Se
     survey.gaps.append(Gap("stream", what, survey.rank, survey.arm, min(lacking), name=label))
 
 
+NO_STEP_SEEN = (
+    "the program ended well and no step was seen: torch.optim did none, and no module's parameters changed after a "
+    "backward pass (detrun.record(step, loss=...) once a step tells where they are)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ArmEnd:
     """How an arm's job ended, as far as completeness cares."""
@@ -247,6 +253,8 @@ def gaps_of_arm(
         elif survey.last > last_due:
             what = f"metrics go on to step {survey.last}, {last_due} steps were asked for"
             gaps.append(Gap("long", what, survey.rank, survey.arm, survey.last))
+    if end and end.clean and end.exit_code == 0 and all(survey.unreadable for survey in surveys):
+        gaps = [replace(gap, what=f"{gap.what}; {NO_STEP_SEEN}") if gap.kind == "missing" else gap for gap in gaps]
     return gaps
 
 

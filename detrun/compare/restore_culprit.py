@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detrun.compare.culprit import BLAMES, Blame
-from detrun.compare.restored import MAX_EVIDENCE, MAX_NAMES, called, given_other_data, suspects_of
+from detrun.compare.restored import MAX_EVIDENCE, MAX_NAMES, called, fix_of, given_other_data, suspects_of
 from detrun.compare.resume_evidence import AttemptEvidence
 from detrun.compare.streams import METRIC
 
@@ -22,7 +22,10 @@ def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
     first = found[0]
     names = list(dict.fromkeys(difference.name for difference in first.differences))
     others = [called(suspect) for suspect in found[1:]]
-    return _culprit(attempt, first.blame, first.component, first.ranks, called(first), names, first.firm, others)
+    found_culprit = _culprit(
+        attempt, first.blame, first.component, first.ranks, called(first), names, first.firm, others
+    )
+    return {**found_culprit, "fix": fix_of(first)}
 
 
 def _culprit(

@@ -136,11 +136,30 @@ def _of_suspect(suspect: Suspect, attempt: AttemptEvidence, ranks: int) -> Findi
         evidence={
             "name": name,
             "kind": suspect.blame.kind,
-            "fix": suspect.blame.fix,
+            "fix": fix_of(suspect),
             "differences": [_evidence(d) for d in differences[:MAX_EVIDENCE]],
             "count": len(differences),
         },
     )
+
+
+def fix_of(suspect: Suspect) -> str:
+    """What to do; where the checkpoint holds what was lost, it is the loading that goes wrong."""
+    saved = bool(suspect.differences) and all(difference.saved for difference in suspect.differences)
+    return f"the checkpoint holds it, so look at how it is loaded: {suspect.blame.fix}" if saved else suspect.blame.fix
+
+
+_ONE = {
+    "parameters": "parameter",
+    "buffers": "buffer",
+    "gradients": "gradient",
+    "hyperparameters": "hyperparameter",
+    "module-state": "attribute",
+    "local": "variable",
+    "loader": "",
+    "ema": "average",
+    "rng": "RNG stream",
+}
 
 
 def called(suspect: Suspect) -> str:
@@ -159,7 +178,7 @@ def called(suspect: Suspect) -> str:
         return f"the input data ({_listed(names)})" if names else "the input data"
     if suspect.component == "loader":
         streams = list(dict.fromkeys(d.name for d in suspect.differences if d.component == "rng"))
-        return f"the data loader's position, with its {_listed(streams)}" if streams else "the data loader's position"
+        return f"the data loader's position ({_listed(streams)} too)" if streams else "the data loader's position"
     word = {
         "parameters": "parameter",
         "buffers": "buffer",
@@ -286,7 +305,7 @@ def _evidence(difference: RowDifference) -> dict[str, Any]:
 
 
 def _names(differences: Sequence[RowDifference]) -> str:
-    return _listed(list(dict.fromkeys(f"{d.component} {d.name}" for d in differences)))
+    return _listed(list(dict.fromkeys(f"{_ONE.get(d.component, d.component)} {d.name}".strip() for d in differences)))
 
 
 def _who(differences: Sequence[RowDifference], ranks: int) -> str:

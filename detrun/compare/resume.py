@@ -66,7 +66,7 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
             diverged = attempt
     findings += _never_resumed(evidence)
     findings += lost_records(experiment, evidence)
-    findings += control_findings(evidence)
+    findings += control_findings(evidence, resumes_exactly=diverged is None)
     findings += [
         Finding(kind="checkpoint", severity="warning" if weight == "warns" else "info", what=what)
         for weight, what in evidence.checkpoints
@@ -151,8 +151,11 @@ def _of_attempt(
         what = f"arm {label}: no step was recorded that the reference has too"
         findings.append(Finding(kind="nothing-compared", severity="not-verified", where={"arm": arm.id}, what=what))
     if attempt.number:
-        findings += _where_it_came_back(attempt, asked.ranks)
-        findings += _missing_state(attempt, asked.ranks)
+        elsewhere = _where_it_came_back(attempt, asked.ranks)
+        findings += elsewhere
+        # A run that came back elsewhere has no counterpart there, which is no reason of its own.
+        if not any(finding.kind == "resumed-elsewhere" for finding in elsewhere):
+            findings += _missing_state(attempt, asked.ranks)
         findings += _overlap(attempt)
         findings.append(table_finding(attempt))
     return findings
@@ -317,7 +320,8 @@ def _summaries(experiment: ExperimentFile, evidence: ResumeEvidence) -> list[Arm
                 jobs=job.jobs if job else [],
                 nodes=arm.nodes,
                 first_step=min(firsts, default=None),
-                last_step=min((survey.last for survey in read), default=None),
+                last_step=(job.interruption.step if job and job.interruption else None)
+                or min((survey.last for survey in read), default=None),
                 ended=job.ended if job else None,
                 exit_code=job.exit_code if job else None,
                 remark=_how_it_ended(arm),

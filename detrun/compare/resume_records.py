@@ -1,5 +1,5 @@
-"""Whether the records of a resume check are all there: every attempt and control arm that was planned, each with the end
-that its job speaks of. What is missing would otherwise be equal by omission."""
+"""Whether the records of a resume check are all there: every attempt and control arm that was planned, each with the
+end that its job speaks of. What is missing would otherwise be equal by omission."""
 
 from __future__ import annotations
 

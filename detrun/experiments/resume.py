@@ -198,6 +198,13 @@ def _check(loaded: LoadedRecipe, interrupt: Interrupt, index: int, cluster: str)
             "choose an earlier step.",
         )
     every = recipe.checkpoint.save_every if recipe.checkpoint else None
+    before = recipe.interrupt[index - 1].at_step if index else None
+    if every and step is not None and before is not None and step <= (resumed := (before - 1) // every * every):
+        raise loaded.error(
+            f"{key}.at_step",
+            f"{key}.at_step: {step} is behind this attempt when it begins: it goes on from the save of step {resumed}",
+            f"choose {resumed + 1} or a later step.",
+        )
     if every is None or step is None or index or kind in _SAVING:
         return
     # Killed in a save, at its begin or at the end of a step, the save of that step is no more.

@@ -26,8 +26,8 @@ MAX_OTHER_RANKS = 64
 class RankState:
     """One rank of a resumed attempt. writers: attempts that may have written its checkpoint, likeliest first. began:
     where it came back; told: where it was told to, which is how its own boundaries are named. cut_short: it was ended
-    from outside in its first step, so that a boundary's last moments may lie behind its end. absent: what the program does not have, by
-    the recipe's word."""
+    from outside in its first step, so that a boundary's last moments may lie behind its end. absent: what the program
+    does not have, by the recipe's word."""
 
     rank: int
     reference: AttemptFolder
@@ -51,6 +51,8 @@ def compare_state(state: RankState, restored: Boundary, saved: Boundary) -> None
     for table, who in ((a, "the reference"), (b, "the resumed run")):
         if isinstance(table, str):
             why = f"{who} has no state at the begin of step {state.began.step + 1}: {table}"
+            if table is a:
+                why += "; where a rank sees no save of its own, checkpoint.save_every tells it when there is one"
             restored.missing.setdefault(why, []).append(state.rank)
     if isinstance(a, str) or isinstance(b, str):
         return

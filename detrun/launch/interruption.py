@@ -36,7 +36,7 @@ def ranks_of(segment: Segment) -> list[int]:
         return list(range(node * segment.ranks_per_node, (node + 1) * segment.ranks_per_node))
     if ranks == "all" or asked.get("kind") in HELD_KINDS:
         return list(range(segment.ranks))
-    return [ranks] if isinstance(ranks, int) else sorted(ranks)
+    return [ranks] if isinstance(ranks, int) else sorted(set(ranks))
 
 
 def for_the_recorder(segment: Segment, at_microbatch: int | None) -> dict[str, Any] | None:

@@ -111,8 +111,10 @@ def find_start(directory: Path, pattern: str | None, attempts: Sequence[AttemptF
     if rejected:
         there = "; ".join(f"{Path(each.path).name}: {each.why}" for each in rejected[:5])
         raise NoCheckpoint(f"there is no complete checkpoint in {directory} ({there})")
-    empty = "is empty" if directory.is_dir() else "does not exist"
-    raise NoCheckpoint(f"there is no checkpoint: {directory} {empty} (checkpoint.directory)")
+    empty = "has none" if directory.is_dir() else "does not exist"
+    seen = next((save.path for save in reversed(saves) if save.path is not None), None)
+    instead = f"; the last save went to {seen}" if seen is not None else ""
+    raise NoCheckpoint(f"there is no checkpoint: {directory} {empty} (checkpoint.directory){instead}")
 
 
 def _cut_short(checkpoint: Path, saves: Sequence[Save]) -> str:

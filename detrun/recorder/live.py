@@ -302,11 +302,23 @@ class _Walk:
             here = (
                 replace(place.child(path), origin="module") if path else replace(place, origin="module", proven=False)
             )
+            if is_root:
+                self._tell_switches(here, module, reach.instance_dict(item).get("training"))
             found += self._attributes_of(here, module)
             inner = reach.instance_dict(module).get("_modules")
             children = list(inner.items()) if isinstance(inner, dict) else []
             stack += [(f"{path}.{name}", child) for name, child in reversed(children) if child is not None]
         return found
+
+    def _tell_switches(self, place: Place, module: nn.Module, mode: object) -> None:
+        """What is frozen in a model: parts that are not in the mode of the whole, parameters that are not trained."""
+        own = reach.instance_dict(module)
+        if own.get("training") != mode:
+            self._tell(place, "module-state", "surviving", own.get("training"), f"{place.name}.training".strip("."))
+        for name, parameter in list(own.get("_parameters", {}).items()):
+            if parameter is not None and not parameter.requires_grad:
+                shown = f"{place.name}.{name}.requires_grad".strip(".")
+                self._tell(place, "module-state", "surviving", False, shown)
 
     def _attributes_of(self, place: Place, module: nn.Module) -> Iterator[Entry]:
         own = any(is_program_type(base) for base in type(module).__mro__[:-1])

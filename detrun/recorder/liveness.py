@@ -78,14 +78,16 @@ class _Flow:
         events = [list(_events(instruction, _FAST if fast else _NAMED)) for instruction in instructions]
         for name in (name for listed in events for _, name in listed):
             self.bits.setdefault(name, 1 << len(self.bits))
-        self._solve(events, [self._successors(i, at) for i, at in enumerate(instructions)], self._handlers(code))
+        swallows = _ends_of_swallowing(instructions)
+        after = [self._successors(i, at, jumps=i not in swallows) for i, at in enumerate(instructions)]
+        self._solve(events, after, self._handlers(code))
 
-    def _successors(self, index: int, instruction: dis.Instruction) -> list[int]:
+    def _successors(self, index: int, instruction: dis.Instruction, *, jumps: bool) -> list[int]:
         name = instruction.opname
         if name in _ENDS:
             return []
         after = [index + 1] if name not in _GOES and index + 1 < len(self.offsets) else []
-        if instruction.opcode in _JUMPS and isinstance(instruction.argval, int):
+        if jumps and instruction.opcode in _JUMPS and isinstance(instruction.argval, int):
             after.append(self._index(instruction.argval))
         return after
 
@@ -132,6 +134,14 @@ class _Flow:
                 if before != self.before[index] or follows | raised != self.after[index]:
                     self.before[index], self.after[index] = before, follows | raised
                     changed = True
+
+
+def _ends_of_swallowing(instructions: list[dis.Instruction]) -> set[int]:
+    """Jumps of a `with` whose manager swallows an exception. Hardly one does; if it counted, whatever a `with` block
+    assigns would seem to be read behind it without having been assigned."""
+    names = [instruction.opname for instruction in instructions]
+    begun = [index for index, name in enumerate(names) if name == "WITH_EXCEPT_START"]
+    return {i for index in begun for i in range(index + 1, index + 4) if "IF_TRUE" in "".join(names[i : i + 1])}
 
 
 @lru_cache(maxsize=256)

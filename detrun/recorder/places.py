@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dis
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType, FunctionType, ModuleType
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Literal
 
 from detrun.recorder import live_words
@@ -58,7 +61,7 @@ def variables(frame: FrameType | None) -> list[Entry]:
     for own in program_frames(frame):
         owner = own.f_code.co_name.strip("<>")
         for name, value in live_variables(own).items():
-            if not _is_passed_over(name, value):
+            if not _is_passed_over(name, value, own.f_globals):
                 shown = "" if name in ("self", "cls") else name.strip(".")
                 found.append((Place(shown, owner if shown else type(value).__name__, _origin(name), True), value))
     return found
@@ -74,7 +77,8 @@ def module_globals(frame: FrameType | None) -> list[Entry]:
             found += [
                 (Place(prefix + name, module_name, _origin(name)), value)
                 for name, value in list(module.__dict__.items())
-                if not _is_passed_over(name, value) and type(value) not in (FunctionType, ModuleType, type)
+                if not _is_passed_over(name, value, module.__dict__)
+                and type(value) not in (FunctionType, ModuleType, type)
             ]
     return found
 
@@ -88,6 +92,16 @@ def _origin(name: str) -> Origin:
     return "feed" if live_words.says_feed(name) else "program"
 
 
-def _is_passed_over(name: str, value: object) -> bool:
-    """Python's own names, and constants."""
-    return name.startswith("__") or (name.isupper() and type(value) in (bool, int, float, tuple))
+def _is_passed_over(name: str, value: object, namespace: Mapping[str, Any]) -> bool:
+    """Python's own names, and constants: numbers in capitals that no function assigns."""
+    if name.startswith("__") or not name.isupper() or type(value) not in (bool, int, float, tuple):
+        return name.startswith("__")
+    functions = [each for each in list(namespace.values()) if type(each) is FunctionType]
+    return not any(name in _assigned_globals(each.__code__) for each in functions if each.__globals__ is namespace)
+
+
+@lru_cache(maxsize=1024)
+def _assigned_globals(code: CodeType) -> frozenset[str]:
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return frozenset()
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")

@@ -275,14 +275,20 @@ def picture(verdict: Verdict, experiment: ExperimentFile, width: int) -> list[st
 
 def _unscaled(line: Line) -> str:
     saved = f"{line.saved} save ─ " if line.saved is not None and line.first <= line.saved < line.last else ""
-    return f"{'└─ ' if line.first > 1 else ''}{line.first} ─ {saved}{line.last} {line.mark}".rstrip()
+    steps = f"{line.first} ─ {saved}{line.last}" if line.last > line.first else str(line.first)
+    return f"{'└─ ' if line.first > 1 else ''}{steps} {line.mark}".rstrip()
 
 
 def columns(lines: Sequence[Line], steps: int, width: int = WIDTH) -> dict[int, int] | None:
     """Where on the scale each step that is named stands: in proportion, but never so close that labels collide. None if
     they have no room. A step after one that has a place has none of its own as a resume's first: it stands by its save.
     """
-    placed = {1, steps, *(line.last for line in lines), *(line.saved for line in lines if line.saved is not None)}
+    placed = {
+        1,
+        steps,
+        *(line.last for line in lines if line.last > line.first),
+        *(line.saved for line in lines if line.saved is not None),
+    }
     placed |= {line.first for line in lines if line.first - 1 not in placed}
     named = sorted(placed)
     gaps = [_right_of(s, lines) + _left_of(t, lines) for s, t in pairwise(named)]
@@ -365,7 +371,11 @@ class Table:
 
 def tables(verdict: Verdict, experiment: ExperimentFile) -> list[Table]:
     """A table a restore; for a diverged check, that of the restore which is to be blamed."""
-    found = [finding for finding in verdict.of_kind("restore-table") if finding.evidence["rows"]]
+    found = [
+        finding
+        for finding in verdict.of_kind("restore-table")
+        if any(row["restored"] != "-" for row in finding.evidence["rows"])
+    ]
     if verdict.verdict == "diverged" and verdict.culprit:
         found = [f for f in found if f.where.get("attempt") == _blamed_attempt(verdict)] or found
     return [_table(finding, verdict, experiment) for finding in found]

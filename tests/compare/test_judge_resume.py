@@ -15,8 +15,8 @@ import pytest
 from detrun.errors import RecordError
 from detrun.experiments.judge import judge
 from detrun.records.jobs import JobFile
-from detrun.records.verdict import Verdict, verdict_schema
 from detrun.records.state_row import StateRow
+from detrun.records.verdict import Verdict, verdict_schema
 from tests.records_factory import Line, digest, flip_metric, make_experiment
 from tests.resume_factory import MadeResume, altered, make_resume, tear, without
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from detrun.compare.bits import distance, hexadecimal, ulp_distance
 from detrun.compare.chance import bound_of_clean_pairs, pairs_for_bound
+from detrun.compare.completeness import ArmEnd, Asked, gaps_of_arm, survey_rank
 from detrun.compare.environment import (
     ArmContext,
     EnvironmentTally,
@@ -22,6 +23,7 @@ from detrun.compare.folding import hosts, ranges, ranks_in_words, steps_in_words
 from detrun.compare.replicas import find_drift
 from detrun.fingerprint import scalar
 from detrun.records.environment_reader import RankEnvironment
+from detrun.records.metrics_reader import Problem, RankMetrics
 
 
 def test_ranks_and_steps_are_told_briefly() -> None:
@@ -237,3 +239,12 @@ def test_steps_without_a_digest_are_no_drift() -> None:
 
 def test_replicas_of_different_length_are_held_up_to_the_shorter() -> None:
     assert find_drift("a", {0: trail(1, 2), 1: trail(1)}, {0: (0, 1), 1: (0, 1)}) == []
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, True), (1, False)])
+def test_a_program_that_ended_well_without_a_step_is_told_what_a_step_is(code: int, said: bool) -> None:
+    asked = Asked(steps=6, ranks=1)
+    survey = survey_rank("a", 0, RankMetrics(problems=[Problem("missing", "the metrics file is missing")]), asked)
+    (gap,) = gaps_of_arm([survey], asked, ArmEnd(code, clean=True))
+    assert gap.what.startswith("the metrics file is missing")
+    assert ("detrun.record" in gap.what) == said

@@ -244,6 +244,12 @@ def test_save_arguments_are_given_with_or_without_a_schedule(tmp_path: Path) -> 
     assert [s.env["DETRUN_STATE_AT"] for s in segments] == ["", "", "", "none"]
 
 
+def test_state_is_captured_at_the_steps_that_the_program_is_told_to_save_at(tmp_path: Path) -> None:
+    keys = {"checkpoint": {**SAVES, "save_every": None, "save_args": ["--save-at", "2", "7", "--keep", "100000"]}}
+    made = plan(plain_recipe(tmp_path, **keys), ["interrupt={kind: kill, at_step: 5}"])
+    assert {s.env["DETRUN_STATE_AT"] for r in made.requests for s in r.spec.segments} == {"2,7"}
+
+
 def test_state_is_captured_where_a_signal_has_the_program_save(tmp_path: Path) -> None:
     made = plan(plain_recipe(tmp_path), ["interrupt={kind: signal, at_step: 5}"])
     assert {s.env["DETRUN_STATE_AT"] for r in made.requests for s in r.spec.segments} == {"3,5,6,9"}

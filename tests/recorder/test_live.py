@@ -270,6 +270,20 @@ def test_plain_attributes_of_modules() -> None:
     assert found["layers.0.history"].value == (1.0, 2.0)
 
 
+def test_what_is_frozen_in_a_model_is_told() -> None:
+    def program() -> dict[str, Found]:
+        model = Net()
+        model.l0.bias.requires_grad_(False)
+        model.norm.eval()
+        assert not [name for name in look(Net().eval()) if "training" in name or "requires_grad" in name]
+        return look(model)
+
+    found = program()
+    switches = {name: f.value for name, f in found.items() if "training" in name or "requires_grad" in name}
+    assert switches == {"norm.training": False, "l0.bias.requires_grad": False}
+    assert kinds(found, *switches) == [("module-state", SURVIVING)] * 2
+
+
 def test_a_hooks_closure_is_state_of_its_module() -> None:
     model = Net()
 
@@ -596,7 +610,10 @@ def test_a_scripts_globals_count_by_the_same_rule(tmp_path: Path) -> None:
 
 
 def test_other_modules_globals_are_told_by_their_module(tmp_path: Path) -> None:
-    (tmp_path / "bank.py").write_text("import torch\nmemory = torch.zeros(3)\nSIZE = 3\n")
+    (tmp_path / "bank.py").write_text(
+        "import torch\nmemory = torch.zeros(3)\nSIZE = 3\nTICKS = 3\n\n"
+        "def tick():\n    global TICKS\n    TICKS += 1\n"
+    )
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, bank\nfrom detrun.recorder.live import find\n"
@@ -608,7 +625,7 @@ def test_other_modules_globals_are_told_by_their_module(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert done.stdout.strip() == "['bank.memory']", done.stderr
+    assert done.stdout.strip() == "['bank.TICKS', 'bank.memory']", done.stderr
 
 
 def test_a_loaded_checkpoint_is_no_state() -> None:

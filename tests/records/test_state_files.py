@@ -68,12 +68,20 @@ ROWS = st.builds(
 @given(st.lists(ROWS, max_size=8, unique_by=lambda row: row.key), st.integers(0, 3))
 def test_rows_come_back_as_they_were_written(rows: list[StateRow], microbatch: int) -> None:
     with tempfile.TemporaryDirectory() as path:
-        attempt = write(Path(path), rows, microbatch=microbatch, scope="light", missing=["gradients"])
-        table = read_state(attempt, END, 0)
+        boundary = f"{END}.{microbatch}" if microbatch else END
+        attempt = write(Path(path), rows, boundary, microbatch=microbatch, scope="light", missing=["gradients"])
+        table = read_state(attempt, boundary, 0)
     assert list(table.rows) == rows
     assert (table.step, table.microbatch, table.scope, table.cpu_seconds) == (10, microbatch, "light", 0.5)
     assert table.missing == ("gradients",)
     assert table.by_key == {row.key: row for row in rows}
+
+
+@pytest.mark.parametrize("other", [{"step": 9}, {"microbatch": 1}])
+def test_a_file_that_speaks_of_another_position_is_refused(tmp_path: Path, other: dict[str, int]) -> None:
+    attempt = write(tmp_path, [], **other)
+    with pytest.raises(RecordError, match="speaks of step"):
+        read_state(attempt, END, 0)
 
 
 def test_kept_bytes_are_found_at_their_place(tmp_path: Path) -> None:
