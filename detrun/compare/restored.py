@@ -17,8 +17,15 @@ from detrun.records.verdict import Finding
 MAX_NAMES = 3
 MAX_EVIDENCE = 40
 
-_DIGESTED = {"parameters": "parameters", "buffers": "buffers", "optimizer": "optimizer", "hyperparameters": "optimizer"}
-"""Components of which every step's record has a digest too, and under which name."""
+_DIGESTED = {
+    "parameters": "parameters",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "hyperparameters": "optimizer",
+}
+"""Components of which every step's record has a digest too, and under which name. That of the gradients is taken as the
+optimizer uses them."""
 
 
 def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:

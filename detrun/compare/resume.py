@@ -76,16 +76,17 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
     findings += coverage_findings(_as_pairs(evidence), optimizer_steps)
     findings = in_order(findings)
     word, code = word_of(findings)
+    window = _window(asked.steps, optimizer_steps)
     culprit = culprit_of(diverged) if diverged is not None and word == "diverged" else None
+    if culprit is not None and window:
+        culprit["counted_as"] = culprit["step"] * window + (culprit["microbatch"] or 0)
     return Verdict(
         id=experiment.id,
         experiment=experiment.experiment,
         recipe=experiment.recipe_name,
         verdict=word,
         exit_code=int(code),
-        first_divergence=_first(diverged, _window(asked.steps, optimizer_steps))
-        if diverged is not None and word == "diverged"
-        else None,
+        first_divergence=_first(diverged, window) if diverged is not None and word == "diverged" else None,
         culprit=culprit,
         findings=findings,
         not_verified=[f.what for f in findings if f.severity in ("infrastructure", "not-verified")],

@@ -112,8 +112,8 @@ def find_start(directory: Path, pattern: str | None, attempts: Sequence[AttemptF
         there = "; ".join(f"{Path(each.path).name}: {each.why}" for each in rejected[:5])
         raise NoCheckpoint(f"there is no complete checkpoint in {directory} ({there})")
     empty = "has none" if directory.is_dir() else "does not exist"
-    seen = next((save.path for save in reversed(saves) if save.path is not None), None)
-    instead = f"; the last save went to {seen}" if seen is not None else ""
+    last = next((save.path for save in reversed(saves) if save.path is not None), None)
+    instead = f"; the last save went to {last}" if last is not None else ""
     raise NoCheckpoint(f"there is no checkpoint: {directory} {empty} (checkpoint.directory){instead}")
 
 

@@ -213,6 +213,12 @@ def _placeholder_problems(data: Any) -> Iterator[Problem]:
                 f"{dotted(key)}: {text!r} holds {{step}} {text.count('{step}')} times, wanted once",
                 "for example step-{step}",
             )
+        elif text.startswith("/") or ".." in text.split("/"):
+            yield Problem(
+                key,
+                f"{dotted(key)}: {text!r} leads out of checkpoint.directory",
+                "for example step-{step}, a path below that folder",
+            )
 
 
 def _texts(value: Any, pattern: tuple[str, ...], key: Key) -> Iterator[tuple[Key, str]]:

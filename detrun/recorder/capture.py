@@ -44,7 +44,7 @@ NO_PYARROW = "state capture needs pyarrow in the training's environment"
 @dataclass
 class _Open:
     """A boundary whose file is not complete. parameters: whose gradients are still to come, by name. stale: which of
-    them had one when the first backward pass began, and may yet lose it before anything uses it."""
+    them had one (`left`) when the first backward pass began, and may yet lose it before anything uses it."""
 
     writer: StateWriter
     rows: Rows
@@ -55,6 +55,7 @@ class _Open:
     seconds: float = 0.0
     parameters: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
     stale: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
+    left: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
     missing: list[Component] = field(default_factory=list)
     fingerprint: object = None
 
@@ -140,6 +141,7 @@ class Capture:
                 alive = {name: tensor for name, reference in parameters if (tensor := reference()) is not None}
                 left = components.add_gradients(held.rows, alive, self.session.warn)
                 held.stale = {name: weakref.ref(alive[name]) for name in left}
+                held.left = {name: weakref.ref(gradient) for name in left if (gradient := alive[name].grad) is not None}
         elif held is not None and held.stale:
             with self._moment(held):
                 for name, reference in list(held.stale.items()):
@@ -157,6 +159,10 @@ class Capture:
             with self._moment(held):
                 held.missing.remove("hyperparameters")
                 components.add_hyperparameters(held.rows, self._live_optimizers(), self.session.warn)
+        for name, reference in held.stale.items():
+            gradient = getattr(reference(), "grad", None)
+            if gradient is not None and name in held.left and held.left[name]() is not gradient:
+                held.rows.cleared("gradients", name, None)  # another took its place, as in copies at full precision
         used = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         held.stale = {name: reference for name, reference in held.stale.items() if id(reference()) not in used}
         if not held.stale:

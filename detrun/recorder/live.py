@@ -42,7 +42,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 class Found(NamedTuple):
     """One piece. value: a tensor, a numpy array or number, a bool, int, float or complex, a tuple of such numbers, a
-    generator, or the saved state of one (component `rng`; `streams.generator_row` makes its row)."""
+    text, a generator, or the saved state of one (component `rng`; `streams.generator_row` makes its row)."""
 
     component: Component
     name: str
@@ -293,6 +293,8 @@ class _Walk:
                 for name, tensor in module_tensors(item):
                     if self._is_state(tensor) and self._first(tensor):
                         self._tell(place, "module-state", "surviving", tensor, f"{place.name}.{name}".strip("."))
+        else:
+            self._tell_switches(place, item)
         found: list[Entry] = []
         stack: list[tuple[str, Any]] = [("", item)]
         while stack:
@@ -302,23 +304,21 @@ class _Walk:
             here = (
                 replace(place.child(path), origin="module") if path else replace(place, origin="module", proven=False)
             )
-            if is_root:
-                self._tell_switches(here, module, reach.instance_dict(item).get("training"))
             found += self._attributes_of(here, module)
             inner = reach.instance_dict(module).get("_modules")
             children = list(inner.items()) if isinstance(inner, dict) else []
             stack += [(f"{path}.{name}", child) for name, child in reversed(children) if child is not None]
         return found
 
-    def _tell_switches(self, place: Place, module: nn.Module, mode: object) -> None:
-        """What is frozen in a model: parts that are not in the mode of the whole, parameters that are not trained."""
-        own = reach.instance_dict(module)
-        if own.get("training") != mode:
-            self._tell(place, "module-state", "surviving", own.get("training"), f"{place.name}.training".strip("."))
-        for name, parameter in list(own.get("_parameters", {}).items()):
-            if parameter is not None and not parameter.requires_grad:
-                shown = f"{place.name}.{name}.requires_grad".strip(".")
-                self._tell(place, "module-state", "surviving", False, shown)
+    def _tell_switches(self, place: Place, root: nn.Module) -> None:
+        """What a program switches off in a model: parameters that are frozen, parts that rest while the whole trains.
+        A row each, which is there with nothing switched off as well."""
+        frozen = [name for name, parameter in root.named_parameters() if not parameter.requires_grad]
+        mode = reach.instance_dict(root).get("training")
+        resting = [name for name, part in root.named_modules() if reach.instance_dict(part).get("training") != mode]
+        for switch, names in (("requires_grad", frozen), ("training", resting)):
+            value = f"all but {', '.join(names)}" if names else "all"
+            self._tell(place, "module-state", "surviving", value, f"{place.name}.{switch}".strip("."))
 
     def _attributes_of(self, place: Place, module: nn.Module) -> Iterator[Entry]:
         own = any(is_program_type(base) for base in type(module).__mro__[:-1])

@@ -135,14 +135,15 @@ def _wrapped(saves: Saves, original: Callable[..., Any], writer: str, path_of: P
             saves.depth -= 1
         later = _completion(result)
         if later is None:
-            saves.ends(line)
+            # First: where the process is about to be killed in this save, this does not return, and it has no end.
             session.interrupt("save_ends", path)
+            saves.ends(line)
         else:
             # It goes on in the background. A save that fails has no end.
             def done(future: Any) -> None:
                 if future.exception() is None:
-                    saves.ends(line)
                     session.interrupt("save_ends", path)
+                    saves.ends(line)
 
             later.add_done_callback(done)
         return result

@@ -204,6 +204,12 @@ def plan(path: Path, overrides: list[str], cluster: str = "slurm", options: Resu
         (["interrupt={kind: kill-during-save, at_step: 10}"], "local", "no save follows step 10"),
         (["interrupt={kind: kill, at_step: 11}"], "local", "11 is after the last step"),
         (["interrupt={kind: kill, at_step: 5, ranks: 2}"], "local", "there is no rank 2"),
+        (
+            ["interrupt=[{kind: kill, at_step: 5}, {kind: kill, at_step: 2}]"],
+            "local",
+            "interrupt.1.at_step: 2 is behind this attempt when it begins: it goes on from the save of step 3",
+        ),
+        (["checkpoint.pattern=../{step}"], "local", "leads out of checkpoint.directory"),
         (["checkpoint.directory=/shared/checkpoints"], "local", "/shared/checkpoints is the same for every arm"),
         (["arms.c.args=[x]"], "local", "arms.c: a resume check has the arms a (undisturbed) and b (interrupted)"),
     ],

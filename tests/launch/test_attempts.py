@@ -185,6 +185,17 @@ def test_a_checkpoint_directory_that_is_not_there_is_named(stage: Stage) -> None
     )
 
 
+def test_a_program_that_saves_somewhere_else_is_told_where(stage: Stage, tmp_path: Path) -> None:
+    _, second = stage.both([["save", "../elsewhere", 2], *KILLED])
+    assert "has none (checkpoint.directory); the last save went to " in str(second.reason)
+    assert str(second.reason).endswith("/elsewhere")
+
+
+def test_a_rank_that_is_named_twice_is_one_rank(stage: Stage) -> None:
+    segment = stage.segment(0, [], interrupt={**KILL, "ranks": [0, 0]})
+    assert ranks_of(segment) == [0]
+
+
 def test_the_position_is_that_of_the_save_whatever_the_name_says(stage: Stage) -> None:
     """Names that count from 0, given after the save; and one in the middle of an accumulation."""
     _, second = stage.both([["save", "ckpt-1", 2, ".tmp-1"], *KILLED])

@@ -166,6 +166,30 @@ def test_gradients_that_are_cleared_before_backward_count_as_cleared(clear: str,
     assert hard(a) == hard(b)
 
 
+def at_full_precision() -> None:
+    """Whose gradients take the place of those of the step before."""
+    seed()
+    net = nn.Linear(6, 1).bfloat16()
+    masters = [parameter.detach().float() for parameter in net.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=0.1)
+    for step in range(1, 4):
+        net.zero_grad()
+        net(batch(step).bfloat16()).float().square().mean().backward()
+        with torch.no_grad():
+            for master, parameter in zip(masters, net.parameters(), strict=True):
+                master.grad = parameter.grad.float()  # type: ignore[union-attr]
+            optimizer.step()
+            for master, parameter in zip(masters, net.parameters(), strict=True):
+                parameter.copy_(master)
+
+
+def test_gradients_that_others_take_the_place_of_count_as_cleared(tmp_path: Path) -> None:
+    found = table(run(at_full_precision, tmp_path / "a", DETRUN_STATE_AT="2"), "begin-00000003")
+    of_masters = {row.name: row for row in found.rows if row.component == "gradients" and "masters" in row.name}
+    assert set(of_masters) == {"masters.0", "masters.1"}
+    assert all(row.digest is None for row in of_masters.values())
+
+
 def test_gradients_that_nobody_clears_are_state(tmp_path: Path) -> None:
     whole = run(lambda: training(clear="never"), tmp_path / "a", DETRUN_STATE_AT="1")
     row = table(whole, "begin-00000002").by_key["gradients", "weight", ""]

@@ -265,6 +265,8 @@ def test_plain_attributes_of_modules() -> None:
         *(prefix + n for n in ("amax_history", "history", "bank[0]", "bank[1]", "calls")),
         *(prefix + n for n in ("scales.forward", "scales.backward")),
         "drop.p",
+        "training",
+        "requires_grad",
     }
     assert {f.standing for f in found.values()} == {SURVIVING}
     assert found["layers.0.history"].value == (1.0, 2.0)
@@ -275,13 +277,14 @@ def test_what_is_frozen_in_a_model_is_told() -> None:
         model = Net()
         model.l0.bias.requires_grad_(False)
         model.norm.eval()
-        assert not [name for name in look(Net().eval()) if "training" in name or "requires_grad" in name]
         return look(model)
 
     found = program()
-    switches = {name: f.value for name, f in found.items() if "training" in name or "requires_grad" in name}
-    assert switches == {"norm.training": False, "l0.bias.requires_grad": False}
-    assert kinds(found, *switches) == [("module-state", SURVIVING)] * 2
+    assert found["training"].value == "all but norm"
+    assert found["requires_grad"].value == "all but l0.bias"
+    assert kinds(found, "training", "requires_grad") == [("module-state", SURVIVING)] * 2
+    untouched = look(Net().eval())
+    assert (untouched["training"].value, untouched["requires_grad"].value) == ("all", "all")
 
 
 def test_a_hooks_closure_is_state_of_its_module() -> None:
@@ -611,8 +614,7 @@ def test_a_scripts_globals_count_by_the_same_rule(tmp_path: Path) -> None:
 
 def test_other_modules_globals_are_told_by_their_module(tmp_path: Path) -> None:
     (tmp_path / "bank.py").write_text(
-        "import torch\nmemory = torch.zeros(3)\nSIZE = 3\nTICKS = 3\n\n"
-        "def tick():\n    global TICKS\n    TICKS += 1\n"
+        "import torch\nmemory = torch.zeros(3)\nSIZE = 3\nTICKS = 3\n\ndef tick():\n    global TICKS\n    TICKS += 1\n"
     )
     script = tmp_path / "train.py"
     script.write_text(
