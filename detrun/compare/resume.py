@@ -133,7 +133,10 @@ def _of_attempt(
     interrupted = was_interrupted(attempt, planned)
     cancelled = arm.job is not None and arm.job.state == "cancelled"
     findings: list[Finding] = []
-    if cancelled and arm.job is not None:
+    from_outside = cancelled and arm.job is not None and (arm.job.reason or "").startswith("the job was cancelled")
+    if from_outside and all(survey.unreadable for survey in arm.surveys):
+        return job_findings(arm, _as_evidence(evidence))
+    if cancelled and arm.job is not None and not from_outside:
         what = f"arm {label}: {arm.job.reason or 'it was not started'}"
         kind = "not-interrupted" if "never interrupted" in what else "not-resumed"
         return [Finding(kind=kind, severity="not-verified", where={"arm": arm.id}, what=what)]

@@ -57,7 +57,7 @@ class _Open:
     stale: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
     left: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
     missing: list[Component] = field(default_factory=list)
-    fingerprint: object = None
+    fingerprint: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 
 
 class Capture:
@@ -82,6 +82,7 @@ class Capture:
         self._steps = session.settings.state_at or frozenset()
         self._off = session.settings.state_at is None
         self._resumed = session.settings.attempt > 0
+        self._first_step = session.closed + 1 if self._resumed else 0
         self._ended: Position | None = None
         self._begun: Position | None = None
         self._light_from: int | None = None
@@ -105,11 +106,12 @@ class Capture:
                 components.add_hyperparameters(boundary.rows, self._live_optimizers(), self.session.warn)
             self._complete(boundary)
 
-    def forward_begins(self, frame: FrameType, batch: Digest | None) -> None:
-        """The root module was called, or, in a program without one, a backward pass begins."""
+    def forward_begins(self, frame: FrameType, batch: Digest | None) -> bool:
+        """The root module was called, or, in a program without one, a backward pass begins. Returns whether what was
+        called before turns out to have been a trial before all parameters were loaded."""
         self._thread = threading.get_ident()
         if self._off:
-            return
+            return False
         position = self.session.position()
         if self._open is not None and self._open.closed != self.session.closed:
             self.finish()
@@ -118,8 +120,10 @@ class Capture:
             # What was called before was no training yet, but perhaps a trial before a checkpoint was loaded.
             held.writer.discard()
             self._open = None
+            now = self._fingerprint(held)
             self._begin(frame, position, batch)
-        elif self._is_full_due(position):
+            return position[0] + 1 == self._first_step and now[1] - held.fingerprint[1] >= now[0]
+        if self._is_full_due(position):
             self._begin(frame, position, batch)
         elif self._light_from is not None and position[0] >= self._light_from and not self._step_is_open():
             self._light_from = None
@@ -128,6 +132,7 @@ class Capture:
                 with self._moment(boundary):
                     self._add_live(boundary.rows, frame, self._names(frame), light=True)
                 self._complete(boundary)
+        return False
 
     def backward_begins(self, frame: FrameType, batch: Digest | None, forward_seen: bool) -> None:
         """An outermost backward pass begins: gradients that were to be cleared have been."""
@@ -203,7 +208,7 @@ class Capture:
             boundary.fingerprint = self._fingerprint(boundary)
         self._open = boundary
 
-    def _fingerprint(self, held: _Open) -> object:
+    def _fingerprint(self, held: _Open) -> tuple[int, int, tuple[int, ...]]:
         """Changes when the program writes to parameters in place, replaces them, or makes an optimizer."""
         alive = [tensor for _, reference in held.parameters if (tensor := reference()) is not None]
         try:
@@ -279,13 +284,15 @@ class Capture:
 
     def _start(self, kind: str, step: int, microbatch: int, scope: Literal["full", "light"]) -> _Open | None:
         name = f"{kind}-{step:08d}" + (f".{microbatch}" if microbatch else "")
+        session, started = self.session, time.thread_time()
         try:
-            writer = StateWriter(self.session.attempt, name, self.session.rank())
+            writer = StateWriter(session.attempt, name, session.rank())
         except ImportError:
             self._off = True
-            self.session.warn(NO_PYARROW)
+            session.warn(NO_PYARROW)
             return None
-        session = self.session
+        finally:
+            session.charge("capture", started)  # the first one imports pyarrow
         return _Open(
             writer, Rows(writer.keep, session.settings.state_bytes), step, microbatch, scope, closed=session.closed
         )

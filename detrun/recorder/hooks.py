@@ -102,7 +102,9 @@ _TRAINING, _RESTING, _BARE = "in training mode", "in evaluation mode", "buffers 
 def _role(module: nn.Module) -> str | None:
     """What a module that is called from outside any other is: the one that is trained, the same in evaluation mode (as
     in fine-tuning with frozen norms), one in training mode that has buffers but no parameters (running statistics),
-    or None: losses and transforms of data. Never raises, whatever a subclass has made of its attributes."""
+    or None: losses, transforms of data or of a weight. Never raises, whatever a subclass has made of its attributes."""
+    if type(module).__name__ == "ParametrizationList":
+        return None  # a weight that is computed when it is read, wherever that is
     try:
         stack, buffers = [module], False
         while stack:

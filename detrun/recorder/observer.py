@@ -68,7 +68,8 @@ class Observer:
             session.sabotage.first_forward(sys._getframe(1))
         batch = batch_digest(args, kwargs)
         session.draft.batches.append(batch)
-        self.capture.forward_begins(sys._getframe(1), batch)
+        if self.capture.forward_begins(sys._getframe(1), batch):
+            session.draft.batches = [batch]
 
     def resting_forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The same in evaluation mode: what it was given is the batch of a step that has no other."""

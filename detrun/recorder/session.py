@@ -80,13 +80,15 @@ class Session:
         if self.off:
             return
         started = time.thread_time()
-        self._nested = 0.0
+        outer, self._nested = self._nested, 0.0
         try:
             event(*args)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             self.warn(f"{event.__name__}: {type(error).__name__}: {error}")
         finally:
-            self.cost.cpu_seconds["metrics"] += time.thread_time() - started - self._nested
+            spent = time.thread_time() - started
+            self.cost.cpu_seconds["metrics"] += spent - self._nested
+            self._nested = outer + spent  # one event may be told inside another, and counts once
 
     def interrupt(self, event: str, *args: object) -> None:
         """Tell the planned interruption, if there is one, what just happened. Called by the hooks outside of `run`: it

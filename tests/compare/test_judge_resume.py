@@ -223,6 +223,19 @@ def test_a_job_that_says_otherwise(made: MadeResume, arm: str, number: int, fiel
     not_verified(made, says)
 
 
+def test_a_job_that_was_cancelled_is_no_resume_that_failed(made: MadeResume) -> None:
+    made.edit_raw_job("b", 0, {"state": "cancelled", "reason": "the job was cancelled", "interruption": None})
+    made.edit_raw_job(
+        "b",
+        1,
+        {"state": "cancelled", "reason": "the job was cancelled before this arm began", "resumed_from": None},
+    )
+    for part in ("metrics", "environment", "state"):
+        shutil.rmtree(made.folder.attempt("b", 1).path / part)
+    verdict = not_verified(made, "was cancelled")
+    assert verdict.exit_code == 4
+
+
 def test_a_job_that_claims_a_later_checkpoint_than_it_began_with(made: MadeResume) -> None:
     made.edit_raw_job("b", 1, {"resumed_from": {"path": "/x", "step": 6}})
     verdict = judged(made)

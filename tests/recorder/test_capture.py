@@ -166,6 +166,25 @@ def test_gradients_that_are_cleared_before_backward_count_as_cleared(clear: str,
     assert hard(a) == hard(b)
 
 
+def test_a_trial_before_the_weights_are_loaded_is_no_batch(tmp_path: Path) -> None:
+    def program(trial: bool) -> None:
+        seed()
+        net = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 1))
+        if trial:
+            net.weight.sum()
+            net(torch.ones(2, 6))
+            net.load_state_dict(net.state_dict())
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(1, 3):
+            optimizer.zero_grad()
+            net(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    env = {"DETRUN_ATTEMPT": "1", "DETRUN_STEPS_DONE": "4"}
+    plain, tried = (run(lambda t=t: program(t), tmp_path / str(t), **env).lines() for t in (False, True))
+    assert [line["batch"] for line in plain] == [line["batch"] for line in tried]
+
+
 def at_full_precision() -> None:
     """Whose gradients take the place of those of the step before."""
     seed()
