@@ -44,11 +44,14 @@ def python(version: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("version", ["this", "3.10", "3.11", "3.12", "3.13", "3.14"])
+PYTHONS = {"this": sys.executable, **{version: python(version) for version in ("3.10", "3.11", "3.12", "3.13", "3.14")}}
+"""This interpreter, and whichever others are here."""
+
+
+@pytest.mark.parametrize("version", [version for version, path in PYTHONS.items() if path])
 def test_what_may_still_be_read_is_live_in_every_python(version: str) -> None:
-    interpreter = sys.executable if version == "this" else python(version)
-    if interpreter is None:
-        pytest.skip(f"no Python {version} here")
+    interpreter = PYTHONS[version]
+    assert interpreter is not None
     folder = str(Path(liveness.__file__).parent)
     done = subprocess.run([interpreter, str(PROBE), folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
