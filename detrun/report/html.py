@@ -14,7 +14,7 @@ from detrun.compare.folding import hosts
 from detrun.records.files import printable, write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import resume_words, words
+from detrun.report import resume_words, state_table, timeline, words
 from detrun.report.answer import sentence
 from detrun.report.chart import figure, plotly_script, save_script
 
@@ -53,9 +53,9 @@ def render_html(
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
         settings=[f for f in verdict.of_kind("environment") if "setting" in f.where],
-        timeline=resume_words.picture(verdict, experiment, WIDE) if resume else [],
-        narrow=resume_words.picture(verdict, experiment, NARROW) if resume else [],
-        tables=resume_words.tables(verdict, experiment) if resume else [],
+        timeline=timeline.picture(verdict, experiment, WIDE) if resume else [],
+        narrow=timeline.picture(verdict, experiment, NARROW) if resume else [],
+        tables=state_table.tables(verdict, experiment) if resume else [],
         chart=chart,
         plotly_link=plotly_link,
         plotly_name=plotly_link.rpartition("/")[2],

@@ -16,7 +16,7 @@ from rich.text import Text
 from detrun.records.files import one_line, printable
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import resume_words, words
+from detrun.report import resume_words, state_table, timeline, words
 from detrun.report.answer import sentence
 
 COMMANDS = frozenset({"report", "logs", "pair"})
@@ -82,13 +82,13 @@ def lines(
 
 def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:
     """The timeline of attempts and the table of state."""
-    attempts = len(resume_words.timeline(verdict, experiment)) > 1
+    attempts = len(timeline.timeline(verdict, experiment)) > 1
     if attempts:
         yield Text()
-        for row in resume_words.picture(verdict, experiment, min(width, resume_words.LABEL + resume_words.WIDTH + 2)):
+        for row in timeline.picture(verdict, experiment, min(width, timeline.LABEL + timeline.WIDTH + 2)):
             yield Text(printable(row))
     # Where nothing can be blamed on the restore, its table says nothing.
-    tables = resume_words.tables(verdict, experiment) if verdict.verdict != "identical" else []
+    tables = state_table.tables(verdict, experiment) if verdict.verdict != "identical" else []
     if verdict.verdict == "not-verified":
         tables = [table for table in tables if any(row.differs for row in table.rows)]
     for table in tables[:MAX_TABLES]:
@@ -106,14 +106,14 @@ def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterato
         yield Text(_clean(text))
 
 
-def _beside(table: resume_words.Table, width: int) -> bool:
+def _beside(table: state_table.Table, width: int) -> bool:
     """Whether every row has room for what is known of why."""
     notes = [len(row.ranks) + 2 + len(row.note) for row in table.rows if row.note]
     widest = max(len(_clean(row.component, MAX_LABEL)) for row in table.rows)
     return not notes or widest + len(table.saved) + len(table.restored) + 20 + max(notes) <= width
 
 
-def _state_table(table: resume_words.Table, width: int) -> Iterator[Text]:
+def _state_table(table: state_table.Table, width: int) -> Iterator[Text]:
     """What is known of why stands in the row where all rows have room for it, else below the table."""
     shown = sorted(table.rows, key=lambda row: not row.differs)
     kept = {id(row) for row in shown[:MAX_ROWS]}

@@ -16,7 +16,7 @@ from rich.console import Console
 from detrun.cli.app import COMMANDS
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Finding, Verdict
-from detrun.report import resume_words
+from detrun.report import timeline
 from detrun.report.html import render_html
 from detrun.report.terminal import render
 from tests.report.resume_scenes import (
@@ -140,7 +140,7 @@ def test_a_timeline_of_many_attempts_keeps_its_order(width: int, steps: int) -> 
     stops.append((steps, None, told))
     found, asked = verdict("identical", [overlap(), table()], stops=stops), experiment(steps=steps)
     found.arms[0].attempts[0].last_step = steps
-    rows = resume_words.picture(found, asked, width)
+    rows = timeline.picture(found, asked, width)
     assert len(rows) == 5
     for row, last in zip(rows, (steps, *(stop[0] for stop in stops)), strict=True):
         named = [int(number) for number in re.findall(r"\d+", row)]
