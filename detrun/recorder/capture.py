@@ -44,7 +44,8 @@ NO_PYARROW = "state capture needs pyarrow in the training's environment"
 @dataclass
 class _Open:
     """A boundary whose file is not complete. parameters: whose gradients are still to come, by name. stale: which of
-    them had one (`left`) when the first backward pass began, and may yet lose it before anything uses it."""
+    them had one when the first backward pass began, and may yet lose it before anything uses it. left: those gradients,
+    with their version, as long as no backward pass has added to them."""
 
     writer: StateWriter
     rows: Rows
@@ -55,7 +56,7 @@ class _Open:
     seconds: float = 0.0
     parameters: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
     stale: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
-    left: dict[str, weakref.ref[Tensor]] = field(default_factory=dict)
+    left: dict[str, tuple[weakref.ref[Tensor], int]] = field(default_factory=dict)
     missing: list[Component] = field(default_factory=list)
     fingerprint: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 
@@ -146,12 +147,32 @@ class Capture:
                 alive = {name: tensor for name, reference in parameters if (tensor := reference()) is not None}
                 left = components.add_gradients(held.rows, alive, self.session.warn)
                 held.stale = {name: weakref.ref(alive[name]) for name in left}
-                held.left = {name: weakref.ref(gradient) for name in left if (gradient := alive[name].grad) is not None}
+                held.left = {
+                    name: (weakref.ref(gradient), gradient._version)
+                    for name in left
+                    if (gradient := alive[name].grad) is not None
+                }
         elif held is not None and held.stale:
             with self._moment(held):
                 for name, reference in list(held.stale.items()):
                     if held.rows.cleared("gradients", name, getattr(reference(), "grad", None)):
                         del held.stale[name]
+
+    @property
+    def minds_gradients(self) -> bool:
+        """Whether it matters what the backward pass under way adds to."""
+        return self._open is not None and bool(self._open.left)
+
+    def backward_ends(self) -> None:
+        """The first outermost backward pass ended: a gradient that it added to was used, whatever becomes of it."""
+        held = self._open
+        if held is None:
+            return
+        for name, (gradient, version) in list(held.left.items()):
+            parameter = held.stale.get(name)
+            now = getattr(parameter() if parameter else None, "grad", None)
+            if not isinstance(now, Tensor) or now is not gradient() or now._version != version:
+                del held.left[name]
 
     def optimizer_steps(self, optimizer: Optimizer) -> None:
         """An optimizer begins to step, or ends if forward and backward ran inside it. The boundary is complete once
@@ -166,7 +187,7 @@ class Capture:
                 components.add_hyperparameters(held.rows, self._live_optimizers(), self.session.warn)
         for name, reference in held.stale.items():
             gradient = getattr(reference(), "grad", None)
-            if gradient is not None and name in held.left and held.left[name]() is not gradient:
+            if gradient is not None and name in held.left and held.left[name][0]() is not gradient:
                 held.rows.cleared("gradients", name, None)  # another took its place, as in copies at full precision
         used = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         held.stale = {name: reference for name, reference in held.stale.items() if id(reference()) not in used}

@@ -138,6 +138,8 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
             flags.backward -= 1
         if outermost and not session.has_optimizers:
             run(observer.backward_ends)
+        if outermost and observer.capture.minds_gradients:
+            run(observer.capture.backward_ends)
         if outermost and session.interruption is not None:
             session.interrupt("backward_ends", session.backwards)
         return result

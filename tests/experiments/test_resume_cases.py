@@ -89,7 +89,7 @@ LOST = {
     "accumulated gradients": ("            p.grad = c", "parameter", "gradients", (2, 2)),
     "a private generator": ("        model.noise.set_state", "rng", "noise", (2, 2)),
     "an average of the weights": ("        ema, (scale, good), done =", "ema", "ema", None),
-    "the schedule": ("        sched.load_state_dict", "scheduler", "scheduler", (3, 3)),
+    "the schedule": ("        sched.load_state_dict", "scheduler", "scheduler", (4, 4)),
     "the optimizer": ("        opt.load_state_dict", "optimizer", "exp_avg", (3, 3)),
     "every global stream": ("        set_rng_states(c", "rng", "python", (2, 2)),
 }

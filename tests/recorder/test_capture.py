@@ -209,6 +209,29 @@ def test_gradients_that_others_take_the_place_of_count_as_cleared(tmp_path: Path
     assert all(row.digest is None for row in of_masters.values())
 
 
+def accumulating() -> None:
+    """Two backward passes a step; what they added up to is rounded, into another tensor, before it is used."""
+    seed()
+    net = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(1, 7):
+        net(batch(step)).square().mean().backward()
+        if step == 3:
+            torch.save(net.state_dict(), os.environ["DETRUN_ATTEMPT_DIR"] + "/saved.pt")
+        if step % 2 == 0:
+            for parameter in net.parameters():
+                parameter.grad = parameter.grad.half().float()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_gradients_that_a_backward_pass_adds_to_are_state_whatever_becomes_of_them(tmp_path: Path) -> None:
+    found = table(run(accumulating, tmp_path / "a"), "begin-00000002.1")
+    rows = [row for row in found.rows if row.component == "gradients"]
+    assert len(rows) == 2
+    assert all(row.digest is not None for row in rows)
+
+
 def test_gradients_that_nobody_clears_are_state(tmp_path: Path) -> None:
     whole = run(lambda: training(clear="never"), tmp_path / "a", DETRUN_STATE_AT="1")
     row = table(whole, "begin-00000002").by_key["gradients", "weight", ""]
