@@ -14,7 +14,7 @@ from types import ModuleType
 _TORCH = """torch torchgen functorch triton numpy sympy mpmath networkx jinja2 filelock fsspec typing_extensions"""
 _VALUES = """scipy pandas pyarrow sklearn h5py PIL matplotlib yaml omegaconf hydra psutil xxhash"""
 _WATCHERS = """tqdm rich tensorboard wandb mlflow absl google submitit IPython ipykernel pytest _pytest pluggy
-    hypothesis setuptools pkg_resources pip debugpy sitecustomize usercustomize"""
+    execnet xdist hypothesis setuptools pkg_resources pip debugpy sitecustomize usercustomize"""
 
 LIBRARIES = frozenset(word for words in (_TORCH, _VALUES, _WATCHERS) for word in words.split())
 """Packages whose frames and objects are not walked. Whatever else is installed counts as a part of the program."""
