@@ -11,6 +11,7 @@ from detrun.checkpoints.completeness import Checked, check
 from detrun.checkpoints.pointers import TRACKER, tracked_step
 from detrun.checkpoints.read import TORCH_SUFFIXES
 from detrun.errors import UsageError
+from detrun.records.files import modified
 
 _STEP = "{step}"
 _NUMBER = re.compile(r"\d+")
@@ -43,7 +44,7 @@ def find_checkpoints(directory: Path, pattern: str | None = None) -> list[Found]
     leads out of the directory.
     """
     candidates = list(_by_pattern(directory, pattern) if pattern is not None else _by_number(directory))
-    candidates.sort(key=lambda each: (each.step is not None, each.step or 0, _changed(each.path), each.path.name))
+    candidates.sort(key=lambda each: (each.step is not None, each.step or 0, modified(each.path), each.path.name))
     checked = [check(each.path) for each in candidates]
     last = tracked_step(directory)
     whole = [not each.under_way and not seen.why for each, seen in zip(candidates, checked, strict=True)]
@@ -120,13 +121,6 @@ def _children(directory: Path) -> list[Path]:
         return sorted(directory.iterdir())
     except OSError:
         return []
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _has_file(folder: Path) -> bool:

@@ -54,6 +54,18 @@ def progress_console() -> Console:
     return Console(stderr=True)
 
 
+def say(text: str) -> None:
+    """A line of progress, whole and as it is."""
+    progress_console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_submitted(folder: ExperimentFolder) -> None:
+    """The last word of a command that does not wait: the experiment's id on stdout, and how to go on."""
+    sys.stdout.write(f"{folder.id}\n")
+    which = to_find(folder)
+    say(f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.")
+
+
 def open_archive(option: Path | None, of_recipe: Path | None = None) -> Archive:
     """The archive in force: the option, else DETRUN_ARCHIVE, else the recipe's, else `.detrun` here."""
     from detrun.cli.errors import use_crash_folder
@@ -169,7 +181,7 @@ def conclude(
     if unwritten:
         raise unwritten
     if write:
-        progress_console().print(f"page: {folder.report_file}", markup=False, highlight=False, soft_wrap=True)
+        say(f"page: {folder.report_file}")
     return int(verdict.exit_code)
 
 

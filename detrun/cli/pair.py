@@ -17,8 +17,8 @@ from detrun.cli.common import (
     choose_cluster,
     follow_to_verdict,
     open_archive,
-    progress_console,
-    to_find,
+    say,
+    say_submitted,
 )
 
 
@@ -69,16 +69,9 @@ def pair(
     cluster = choose_cluster(loaded.recipe.cluster)
     from detrun.records.jobs import ExperimentFile
 
-    console = progress_console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     folder = start_pair(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
     if detach:
-        sys.stdout.write(f"{folder.id}\n")
-        which = to_find(folder)
-        say(f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.")
+        say_submitted(folder)
         return 0
     experiment = ExperimentFile.read(folder.experiment_file)
     code = follow_to_verdict(folder, experiment, cluster, as_json, standalone, more_follows=resume)

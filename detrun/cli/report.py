@@ -12,7 +12,7 @@ from detrun.cli.common import (
     cluster_of,
     conclude,
     open_archive,
-    progress_console,
+    say,
     to_find,
 )
 
@@ -35,8 +35,7 @@ def report(
     going = _is_going(folder, asked)
     code = conclude(folder, asked, as_json, standalone, write=not going)
     if going:
-        text = f"it still runs, so nothing was written; detrun attach {to_find(folder)} waits for the verdict"
-        progress_console().print(text, markup=False, highlight=False, soft_wrap=True)
+        say(f"it still runs, so nothing was written; detrun attach {to_find(folder)} waits for the verdict")
     return code
 
 

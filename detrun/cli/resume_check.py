@@ -17,8 +17,8 @@ from detrun.cli.common import (
     choose_cluster,
     follow_to_verdict,
     open_archive,
-    progress_console,
-    to_find,
+    say,
+    say_submitted,
 )
 from detrun.errors import UsageError
 
@@ -94,16 +94,9 @@ def run_resume_check(
     from detrun.records.jobs import ExperimentFile
 
     cluster = choose_cluster(loaded.recipe.cluster)
-    console = progress_console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     folder = start_resume(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
     if detach:
-        sys.stdout.write(f"{folder.id}\n")
-        which = to_find(folder)
-        say(f"submitted; detrun attach {which} waits for the verdict, detrun status {which} looks once.")
+        say_submitted(folder)
         return 0
     return follow_to_verdict(folder, ExperimentFile.read(folder.experiment_file), cluster, as_json, standalone)
 

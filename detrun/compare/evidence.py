@@ -87,6 +87,16 @@ class PairEvidence:
         found = [difference for difference in self.initial.values() if difference.comparable]
         return sorted(found, key=lambda item: (not item.component.startswith("parameters"), item.component))
 
+    def merge(self, streams: PairTally, environment: EnvironmentTally, initial: dict[str, InitialDifference]) -> None:
+        """Adds what was found on other ranks."""
+        self.streams.merge(streams)
+        self.environment.merge(environment)
+        for name, difference in initial.items():
+            if name in self.initial:
+                self.initial[name].ranks.extend(difference.ranks)
+            else:
+                self.initial[name] = difference
+
     @property
     def diverged(self) -> bool:
         return bool(self.streams.streams) or bool(self.initial_differences)

@@ -18,19 +18,19 @@ def culprit_of(attempt: AttemptEvidence) -> dict[str, Any] | None:
     found = suspects_of(attempt)
     if not found:
         ranks = given_other_data(attempt)
-        return _culprit(attempt, BLAMES["batch"], "batch", ranks, "the input data", ["batch"]) if ranks else None
+        blame = BLAMES["batch"]
+        return _culprit(attempt, blame, blame.fix, "batch", ranks, "the input data", ["batch"]) if ranks else None
     first = found[0]
     names = list(dict.fromkeys(difference.name for difference in first.differences))
     others = [called(suspect) for suspect in found[1:]]
-    found_culprit = _culprit(
-        attempt, first.blame, first.component, first.ranks, called(first), names, first.firm, others
-    )
-    return {**found_culprit, "fix": fix_of(first)}
+    name, mend = called(first), fix_of(first)
+    return _culprit(attempt, first.blame, mend, first.component, first.ranks, name, names, first.firm, others)
 
 
 def _culprit(
     attempt: AttemptEvidence,
     blame: Blame,
+    fix: str,
     component: str,
     ranks: Sequence[int],
     name: str,
@@ -60,6 +60,6 @@ def _culprit(
         "call_site": None,
         "role": "origin" if firm else "uncaptured-producer",
         "catalog": blame.catalog,
-        "fix": blame.fix,
+        "fix": fix,
         "others": list(others),
     }

@@ -205,10 +205,4 @@ def _add(part: _Slice, arms: Sequence[ArmEvidence], pairs: Sequence[PairEvidence
             if stage is not None:
                 arm.stages[rank] = stage
     for index, pair in enumerate(pairs):
-        pair.streams.merge(part.streams[index])
-        pair.environment.merge(part.settings[index])
-        for name, difference in part.initial[index].items():
-            if name in pair.initial:
-                pair.initial[name].ranks.extend(difference.ranks)
-            else:
-                pair.initial[name] = difference
+        pair.merge(part.streams[index], part.settings[index], part.initial[index])

@@ -98,7 +98,7 @@ def gather_resume(place: ExperimentFolder, experiment: ExperimentFile, processes
         evidence,
         [mine for mine in found if plans[mine.arm.id].role == "interrupted"],
         [
-            ControlEvidence(str(_purpose(plans[mine.arm.id])), mine)
+            ControlEvidence(str(plans[mine.arm.id].purpose), mine)
             for mine in found
             if plans[mine.arm.id].role == "control"
         ],
@@ -135,10 +135,6 @@ def _reference_gaps(home: ExperimentFolder, experiment: ExperimentFile, arm: str
     if found != told.experiment:
         return [Gap("reference", f"its records are those of {one_line(found, 80)}, not of {told.experiment}", -1, arm)]
     return []
-
-
-def _purpose(plan: ArmPlan) -> str | None:
-    return plan.purpose
 
 
 def _resume_args(recipe: dict[str, Any]) -> tuple[str, ...]:
@@ -327,13 +323,7 @@ def _merge_arm(arm: ArmEvidence, part: ArmEvidence) -> None:
 
 def _merge(mine: AttemptEvidence, part: AttemptEvidence) -> None:
     _merge_arm(mine.arm, part.arm)
-    mine.pair.streams.merge(part.pair.streams)
-    mine.pair.environment.merge(part.pair.environment)
-    for name, difference in part.pair.initial.items():
-        if name in mine.pair.initial:
-            mine.pair.initial[name].ranks.extend(difference.ranks)
-        else:
-            mine.pair.initial[name] = difference
+    mine.pair.merge(part.pair.streams, part.pair.environment, part.pair.initial)
     mine.came_from.update(part.came_from)
     mine.batch_offsets.update(part.batch_offsets)
     mine.sabotage.update(part.sabotage)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from detrun.errors import RecordError
 from detrun.launch.spec import Segment
-from detrun.records.files import open_plain
+from detrun.records.files import modified, open_plain
 from detrun.records.jobs import TaskMarker
 from detrun.records.layout import AttemptFolder
 
@@ -144,18 +144,11 @@ def _failed_rank(folder: AttemptFolder, segment: Segment, marker: TaskMarker) ->
             rank = int(found["rank"])
             log = folder.log(rank)
             followed = bool(_LOST_PEER.search("\n".join(tail(log, 40))))
-            named.append((followed, _written(log), rank, int(found["code"])))
+            named.append((followed, modified(log), rank, int(found["code"])))
     if not named:
         return None, code
     _, _, rank, code = min(named)
     return rank, code
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _telling_log(folder: AttemptFolder, segment: Segment, rank: int | None, task: int) -> Path:

@@ -83,6 +83,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(read_plain(path), str(path))
 
 
+def modified(path: Path) -> float:
+    """When a file was last written to, in seconds of unix time; 0 where it cannot be asked."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def check_version(document: dict[str, Any], reads: int, where: str) -> None:
     """RecordError where a document has another schema version than this detrun reads."""
     version = document.get("schema_version")
