@@ -32,6 +32,8 @@ COMMANDS: dict[str, Entry] = {
     "validate": Entry("detrun.cli.validate:validate", "Check a recipe; nothing is launched."),
     "pair": Entry("detrun.cli.pair:pair", "Launch the same training twice and compare every bit."),
     "resume-check": Entry("detrun.cli.resume_check:resume_check", "Interrupt a run, resume it, compare every bit."),
+    "localize": Entry("detrun.cli.localize:localize", "Name the first operation that differs, and its bytes."),
+    "trace": Entry("detrun.cli.trace:trace", "Record what the ranks compute, operation by operation."),
     "attach": Entry("detrun.cli.attach:attach", "Take up an experiment and wait for its verdict."),
     "status": Entry("detrun.cli.status:status", "Look at an experiment once."),
     "logs": Entry("detrun.cli.logs:logs", "Print what an arm's ranks printed."),

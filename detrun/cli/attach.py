@@ -24,4 +24,10 @@ def attach(
 
     folder = open_archive(archive).resolve(experiment)
     asked = ExperimentFile.read(folder.experiment_file)
+    if asked.experiment == "localize":
+        from detrun.cli.localize import follow_localize
+        from detrun.experiments.localize import LocalizeOptions
+
+        cluster, options = cluster_of(asked), LocalizeOptions()
+        return follow_localize(folder, open_archive(archive), cluster, options, as_json=as_json, standalone=standalone)
     return follow_to_verdict(folder, asked, cluster_of(asked), as_json, standalone)

@@ -121,12 +121,7 @@ def follow_to_verdict(
 
     console = progress_console()
     slurm = experiment.cluster == "slurm"
-    pace = (
-        Pace(look=1.0, poll=2.0, at_rest=30.0, grace=10.0)
-        if slurm
-        else Pace(look=0.2, poll=0.5, at_rest=2.0, grace=2.0, lost=60.0)
-    )
-    follower = Follower(cluster, folder, pace)
+    follower = Follower(cluster, folder, Pace.of(experiment.cluster))
     live = LiveComparison(folder, [arm.id for arm in experiment.arms], experiment.ranks)
     where = "Slurm" if slurm else "local"
     how = experiment.placement if slurm or experiment.placement == "parallel" else "arms in turn"
@@ -177,7 +172,7 @@ def conclude(
         unwritten = error
         verdict = judge(folder, write=False)
     if not (as_json and more_follows and verdict.verdict == "identical"):
-        print_verdict(verdict, experiment, as_json, _archive_option(folder))
+        print_verdict(verdict, experiment, as_json, archive_option(folder))
     if unwritten:
         raise unwritten
     if write:
@@ -203,10 +198,11 @@ def _purpose(arm: ArmPlan) -> str:
 
 def to_find(folder: ExperimentFolder) -> str:
     """What a later command has to be given to find an experiment from here: its short id, the archive if need be."""
-    return " ".join(part for part in (folder.id.rsplit("-", 1)[-1], _archive_option(folder)) if part)
+    return " ".join(part for part in (folder.id.rsplit("-", 1)[-1], archive_option(folder)) if part)
 
 
-def _archive_option(folder: ExperimentFolder) -> str:
+def archive_option(folder: ExperimentFolder) -> str:
+    """`--archive DIR` where that is needed to find an experiment from here, else nothing."""
     from detrun.records.archive import Archive
 
     root = folder.path.parent

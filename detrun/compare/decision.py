@@ -90,7 +90,7 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
         first_divergence=first_divergence(diverged[0]) if diverged else None,
         findings=findings,
         not_verified=[f.what for f in findings if f.severity in ("infrastructure", "not-verified")],
-        arms=[_summary(arm, evidence) for arm in evidence.arms],
+        arms=[arm_summary(arm, evidence) for arm in evidence.arms],
         figures=_figures(evidence, optimizer_steps, diverged, word),
     )
 
@@ -199,7 +199,8 @@ def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[F
     return found
 
 
-def _summary(arm: ArmEvidence, evidence: Evidence) -> ArmSummary:
+def arm_summary(arm: ArmEvidence, evidence: Evidence) -> ArmSummary:
+    """One arm in short."""
     job = arm.job
     read = [survey for survey in arm.surveys if not survey.unreadable]
     remark = job.remark if job else "job.json is missing or unreadable"

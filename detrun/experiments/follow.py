@@ -47,6 +47,13 @@ class Pace:
     grace: float = 6.0
     lost: float = 120.0
 
+    @classmethod
+    def of(cls, cluster: str) -> Pace:
+        """What suits a cluster: a scheduler is asked seldom, this machine often."""
+        if cluster == "slurm":
+            return cls(look=1.0, poll=2.0, at_rest=30.0, grace=10.0)
+        return cls(look=0.2, poll=0.5, at_rest=2.0, grace=2.0, lost=60.0)
+
 
 @dataclass
 class _Job:

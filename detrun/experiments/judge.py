@@ -36,10 +36,11 @@ from detrun.experiments.arm_files import (
     stage_of,
 )
 from detrun.experiments.judge_resume import gather_resume
+from detrun.experiments.judge_trace import judge_trace
 from detrun.experiments.slices import read_all, slices
 from detrun.records.environment_reader import RankEnvironment
 from detrun.records.jobs import ExperimentFile
-from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.records.layout import AttemptFolder, ExperimentFolder, path_of
 from detrun.records.metrics_line import LineReader
 from detrun.records.metrics_reader import RankMetrics, read_rank_metrics
 from detrun.records.verdict import Finding, Verdict
@@ -65,6 +66,8 @@ def judge(
     experiment.pinned.update(pinned_on_the_node(place, experiment))
     if experiment.experiment == "resume-check":
         verdict = decide_resume(experiment, gather_resume(place, experiment, processes))
+    elif experiment.experiment == "trace":
+        verdict = judge_trace(place, experiment, gather(place, experiment, processes))
     else:
         verdict = decide(experiment, gather(place, experiment, processes))
     if write:
@@ -126,7 +129,7 @@ def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int |
         contexts.append(
             ArmContext(
                 plan.id,
-                experiment.id,
+                path_of(experiment.id),
                 attempt.number,
                 tuple(arm.job.jobs) if arm.job else (),
                 tuple(plan.declared.args),

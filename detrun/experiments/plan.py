@@ -72,6 +72,7 @@ class Run:
 
     interrupt: how it is to be ended (see `Segment.interrupt`). continues: the arm it goes on from, if not its own.
     saves, captures: whether it saves checkpoints, and its state is recorded. sabotage: what is broken at its restore.
+    trace: what its ranks are to trace, as DETRUN_TRACE has it.
     """
 
     arm: ArmPlan
@@ -81,6 +82,7 @@ class Run:
     saves: bool = True
     captures: bool = True
     sabotage: str | None = None
+    trace: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,14 @@ def plan_pair_jobs(site: Site, arms: Sequence[ArmPlan]) -> Plan:
 
     On one machine the arms run in turn inside one job, unless the placement is `parallel`.
     """
+    return plan_whole_runs(site, [Run(arm) for arm in arms])
+
+
+def plan_whole_runs(site: Site, runs: Sequence[Run]) -> Plan:
+    """The same for runs, one an arm, of which more is wanted."""
     in_turn = site.recipe.placement == "allocation" or (site.local and site.recipe.placement != "parallel")
-    runs = [Run(arm) for arm in arms]
     groups = [JobPlan("arms", runs)] if in_turn else [JobPlan(run.arm.id, [run]) for run in runs]
-    return plan_jobs(site, arms, groups)
+    return plan_jobs(site, [run.arm for run in runs], groups)
 
 
 def plan_jobs(site: Site, arms: Sequence[ArmPlan], jobs: Sequence[JobPlan], reference: str | None = None) -> Plan:
@@ -259,6 +265,8 @@ def segment_of(site: Site, run: Run) -> tuple[Segment, ArmEnvironment]:
     env = dict(arm_env.env)
     if run.sabotage:
         env["DETRUN_SABOTAGE"] = json.dumps({"kind": run.sabotage})
+    if run.trace is not None:
+        env["DETRUN_TRACE"] = json.dumps(dict(run.trace))
     unset: list[str] = []
     if site.local:
         # submitit's local executor blanks this one; the ranks see what the user's shell would show them.

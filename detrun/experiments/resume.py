@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,12 @@ def plan_resume(
     options: ResumeOptions,
     environment: Mapping[str, str],
     reference: ReferenceArm | None = None,
+    traces: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Plan:
-    """The jobs of a resume check. Raises RecipeError for what this cluster or this experiment cannot do."""
+    """The jobs of a resume check. Raises RecipeError for what this cluster or this experiment cannot do.
+
+    traces: what the last attempt of an arm is to trace (DETRUN_TRACE), by arm.
+    """
     recipe = loaded.recipe
     check_launchable(loaded)
     interrupts = resolve_interrupts(loaded, cluster)
@@ -90,8 +94,10 @@ def plan_resume(
     site = Site.of(loaded, folder, cluster, environment)
     _check_directory(loaded, site)
     a, b, *controls = arms
-    before = [Run(a)] if reference is None else []
+    traces = traces or {}
+    before = [Run(a, trace=traces.get("a"))] if reference is None else []
     own = [Run(b, attempt, how) for attempt, how in enumerate([*interrupts, None])]
+    own[-1] = replace(own[-1], trace=traces.get("b"))
     after = [_control(arm) for arm in controls]
     held = [how["kind"] for how in interrupts if how["kind"] in HELD_KINDS]
     together = cluster == "local" or recipe.placement == "allocation"

@@ -30,11 +30,13 @@ GONE_WITHIN = 30.0
 
 @dataclass(frozen=True)
 class Question:
-    """What an experiment asks beside its recipe. kind: `pair`, `resume-check`. reference: an arm of an earlier one."""
+    """What an experiment asks beside its recipe. kind: `pair`, `resume-check`, `localize` … reference: an arm of an
+    earlier one. steps: the last step that is asked for, where arms are ended before the recipe's last."""
 
     kind: str
     reference: Reference | None = None
     interrupts: Sequence[dict[str, Any]] = field(default=())
+    steps: int | None = None
 
 
 def start(
@@ -51,6 +53,19 @@ def start(
     half-made is left behind.
     """
     folder = archive.create(loaded.recipe.name, question.kind)
+    start_in(folder, loaded, cluster, question, plan_in, command_line)
+    return folder
+
+
+def start_in(
+    folder: ExperimentFolder,
+    loaded: LoadedRecipe,
+    cluster: Cluster,
+    question: Question,
+    plan_in: Callable[[ExperimentFolder], Plan],
+    command_line: Sequence[str],
+) -> None:
+    """The same in a folder that is there and empty; it is removed where anything fails."""
     submitted: list[SubmittedJob] = []
     try:
         plan = plan_in(folder)
@@ -63,10 +78,9 @@ def start(
         if isinstance(error, OSError):
             raise InfrastructureError(
                 f"the experiment could not be set up: {error.strerror or error}",
-                where=str(error.filename or archive.root),
+                where=str(error.filename or folder.path.parent),
             ) from None
         raise
-    return folder
 
 
 def _take_back(folder: ExperimentFolder, cluster: Cluster) -> None:
@@ -114,7 +128,7 @@ def write_experiment(
         placement=recipe.placement,
         arms=list(plan.arms),
         ranks=recipe.total_ranks,
-        steps=recipe.steps,
+        steps=question.steps or recipe.steps,
         seed=recipe.seed,
         pinned=plan.pinned,
         determinism=recipe.determinism,

@@ -114,6 +114,8 @@ def _lanes(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0:
         return torch.empty(0, dtype=torch.int32, device=flat.device)
+    if flat.stride(0) != 1:  # one element of a strided view counts as contiguous
+        flat = flat.as_strided((1,), (1,))
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     if flat.element_size() < 4:

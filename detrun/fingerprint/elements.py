@@ -7,7 +7,7 @@ torch can save, without torch. The meaning of a distance is that of `fingerprint
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ import numpy.typing as npt
 _CHUNK_BYTES = 1 << 20
 """Bytes compared at a time: temporaries stay within a few MiB however large the tensors are."""
 
-_Bits = npt.NDArray[Any]
+Bits = npt.NDArray[Any]
+"""Numbers as unsigned integers of their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ LAYOUTS: dict[str, Layout] = {
 
 def element_bytes(dtype: str) -> int:
     """Bytes of one element of a dtype as a tensor's shape counts it. Raises ValueError for an unknown dtype."""
-    return _layout(dtype).element_bytes
+    return layout_of(dtype).element_bytes
 
 
 def compare_bytes(a: memoryview | bytes, b: memoryview | bytes, dtype: str) -> Elements:
@@ -114,7 +115,7 @@ class ElementComparison:
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
-        self._layout = _layout(dtype)
+        self._layout = layout_of(dtype)
         self._differing = 0
         self._max_ulp: int | None = None
         self._first = -1
@@ -140,56 +141,78 @@ class ElementComparison:
         """What was found so far."""
         return Elements(self._differing, self._max_ulp, self._first, self._nan, self._count)
 
-    def _feed_numbers(self, x: _Bits, y: _Bits) -> None:
+    def _feed_numbers(self, x: Bits, y: Bits) -> None:
         layout = self._layout
         before, self._count = self._count, self._count + len(x) // layout.group * (2 if layout.packed else 1)
-        unequal = x != y
-        if not unequal.any():
+        found = differing_numbers(x, y, layout)
+        if found is None:
             return
-        if layout.packed:
-            x, y = _halves(x), _halves(y)
-            unequal = x != y
-        where = np.flatnonzero(unequal)
-        elements = where if layout.group == 1 else np.unique(where // layout.group)
-        self._differing += len(elements)
+        self._differing += len(found.elements)
         if self._first < 0:
-            self._first = before + int(elements[0])
-        x, y = x[where], y[where]
-        nan = _is_nan(x, layout) | _is_nan(y, layout)
-        if nan.any():
-            self._nan += len(np.unique(where[nan] // layout.group))
-            x, y = x[~nan], y[~nan]
-        if len(x):
-            p, q = _ordered(x, layout), _ordered(y, layout)
-            largest = int((np.maximum(p, q) - np.minimum(p, q)).max())
-            self._max_ulp = max(largest, self._max_ulp or 0)
+            self._first = before + int(found.elements[0])
+        if found.nan.any():
+            self._nan += len(np.unique(found.numbers[found.nan] // layout.group))
+        if len(found.distances):
+            self._max_ulp = max(int(found.distances.max()), self._max_ulp or 0)
 
 
-def _layout(dtype: str) -> Layout:
+class Numbers(NamedTuple):
+    """The numbers of two buffers whose bits differ. numbers: their positions. elements: those of the elements they
+    belong to, each once. a, b: their bits. nan: which of them are NaN in `a` or `b`. distances: representable numbers
+    between the others, as unsigned integers."""
+
+    numbers: npt.NDArray[np.intp]
+    elements: npt.NDArray[np.intp]
+    a: Bits
+    b: Bits
+    nan: npt.NDArray[np.bool_]
+    distances: Bits
+
+
+def differing_numbers(x: Bits, y: Bits, layout: Layout) -> Numbers | None:
+    """What differs between two arrays of numbers as unsigned integers of the layout's size; None if nothing does."""
+    unequal = x != y
+    if not unequal.any():
+        return None
+    if layout.packed:
+        x, y = halves(x), halves(y)
+        unequal = x != y
+    where = np.flatnonzero(unequal)
+    elements = where if layout.group == 1 else np.unique(where // layout.group)
+    x, y = x[where], y[where]
+    nan = is_nan(x, layout) | is_nan(y, layout)
+    p, q = (ordered(side[~nan] if nan.any() else side, layout) for side in (x, y))
+    return Numbers(where, elements, x, y, nan, np.maximum(p, q) - np.minimum(p, q))
+
+
+def layout_of(dtype: str) -> Layout:
+    """How the bits of a dtype are ordered. Raises ValueError for an unknown dtype."""
     try:
         return LAYOUTS[dtype]
     except KeyError:
         raise ValueError(f"no elements of dtype {dtype!r}; known are {', '.join(sorted(LAYOUTS))}") from None
 
 
-def _halves(x: _Bits) -> _Bits:
-    pairs: _Bits = np.stack((x & 0xF, x >> 4), axis=1)
+def halves(x: Bits) -> Bits:
+    """The two numbers of 4 bits of each byte, the low half first."""
+    pairs: Bits = np.stack((x & 0xF, x >> 4), axis=1)
     return pairs.reshape(-1)
 
 
-def _is_nan(x: _Bits, layout: Layout) -> npt.NDArray[np.bool_]:
+def is_nan(x: Bits, layout: Layout) -> npt.NDArray[np.bool_]:
+    """Which numbers are NaN."""
     if layout.single_zero:
         return np.equal(x, layout.sign)
     if layout.nan_above is None:
         return np.zeros(len(x), dtype=np.bool_)
-    magnitude: _Bits = x & ~x.dtype.type(layout.sign)
+    magnitude: Bits = x & ~x.dtype.type(layout.sign)
     return np.greater(magnitude, layout.nan_above)
 
 
-def _ordered(x: _Bits, layout: Layout) -> _Bits:
+def ordered(x: Bits, layout: Layout) -> Bits:
     """Unsigned integers that grow with the value, by one from each representable number to the next."""
     if layout.signed:
-        flipped: _Bits = x ^ x.dtype.type(1 << (8 * layout.size - 1))
+        flipped: Bits = x ^ x.dtype.type(1 << (8 * layout.size - 1))
         return flipped
     if not layout.sign:
         return x
@@ -197,5 +220,5 @@ def _ordered(x: _Bits, layout: Layout) -> _Bits:
     negative = sign - 1 - (x & (sign - 1))  # −0 is just below +0
     if layout.single_zero:
         negative += 1
-    ordered: _Bits = np.where(x & sign, negative, x | sign)
+    ordered: Bits = np.where(x & sign, negative, x | sign)
     return ordered

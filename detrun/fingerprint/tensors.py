@@ -66,6 +66,12 @@ def named_parts(tensor: Tensor) -> list[Part]:
     return [part._replace(name=(part.name or "").removeprefix(".")) for part in found]
 
 
+def placement_of(tensor: Tensor) -> str:
+    """How a distributed tensor's shards lie on its mesh, such as "(Shard(dim=0),)"; "" for any other tensor."""
+    placements = getattr(tensor, "placements", None) if type(tensor) not in PLAIN else None
+    return "" if placements is None else str(placements)
+
+
 def no_dispatch_modes() -> Any:
     """Keeps a tracer or a profiler of the user's from seeing the operations of the recorder."""
     if torch._C._len_torch_dispatch_stack() > 0:
@@ -81,7 +87,7 @@ def _parts(tensor: Tensor, tag: str) -> Iterator[Part]:
     if type(tensor) not in PLAIN:
         inner = _inner_tensors(tensor)
         if inner is not None:
-            yield Part(None, describe(tensor, f"{tag}<{type(tensor).__name__}>"), None)
+            yield Part(None, describe(tensor, f"{tag}<{type(tensor).__name__}{placement_of(tensor)}>"), None)
             for name, piece in inner:
                 yield from _parts(piece, f"{tag}.{name}")
             return

@@ -7,6 +7,7 @@
         arms/<arm>/work/        the arm's own output folder
         arms/<arm>/attempt-<n>/ job.json marker/ environment/ metrics/ recorder/ progress/ log/
                                 saves/ state/<boundary>/ interrupt/ sabotage/
+        passes/<n>-<name>/      an experiment that this one ran: a folder like this one
         verdict.json report.html
 
 Names only: nothing here reads or writes, except for listing which attempts and rank files exist.
@@ -22,6 +23,8 @@ from pathlib import Path
 MARKER = ".detrun-experiment"
 
 _ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,5})")
+_WITHIN = "@"  # in no experiment's own name
+_PASS = re.compile(r"([1-9][0-9]{0,5})-([a-z0-9][a-z0-9-]{0,60})")
 _RANK_FILE = re.compile(r"rank([0-9]{5,})\.([a-z]+)")
 
 
@@ -120,9 +123,10 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """One experiment in an archive; usable wherever a path is."""
+    """One experiment in an archive; usable wherever a path is. within: the id of the experiment that runs it."""
 
     path: Path
+    within: str | None = None
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -132,7 +136,8 @@ class ExperimentFolder:
 
     @property
     def id(self) -> str:
-        return self.path.name
+        # Jobs are told apart by it, so that a pass needs more than its own name.
+        return f"{self.within}{_WITHIN}{self.path.name}" if self.within else self.path.name
 
     @property
     def experiment_file(self) -> Path:
@@ -158,6 +163,22 @@ class ExperimentFolder:
     def jobs_dir(self) -> Path:
         return self.path / "jobs"
 
+    @property
+    def passes_dir(self) -> Path:
+        return self.path / "passes"
+
+    def pass_folder(self, number: int, name: str) -> ExperimentFolder:
+        return ExperimentFolder(self.passes_dir / f"{number}-{name}", within=self.id)
+
+    def passes(self) -> dict[str, ExperimentFolder]:
+        """The experiments that this one ran, by name, in their order."""
+        try:
+            names = os.listdir(self.passes_dir)  # noqa: PTH208
+        except OSError:
+            return {}
+        found = sorted((int(match[1]), match[2]) for name in names if (match := _PASS.fullmatch(name)))
+        return {name: self.pass_folder(number, name) for number, name in found}
+
     def arm_dir(self, arm: str) -> Path:
         return self.path / "arms" / arm
 
@@ -175,6 +196,11 @@ class ExperimentFolder:
             return []
         numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
         return [self.attempt(arm, number) for number in numbers]
+
+
+def path_of(id: str) -> str:
+    """Where an experiment of that id lies below its archive."""
+    return id.replace(_WITHIN, "/passes/")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import resume_words, words
+from detrun.report import localize_words, resume_words, words
+
+_HEADS = {"identical": "IDENTICAL", "diverged": "DIVERGED", "not-verified": "NOT VERIFIED"}
+
+
+def head(verdict: Verdict) -> str:
+    """The word, or words, that the answer begins with."""
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        return localize_words.head(verdict)
+    return _HEADS[verdict.verdict]
 
 
 def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
-    """The answer without its leading word (IDENTICAL, DIVERGED, NOT VERIFIED)."""
+    """The answer without its head."""
     if verdict.experiment == resume_words.EXPERIMENT:
         return resume_words.sentence(verdict, experiment)
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        return localize_words.sentence(verdict, experiment)
     return words.sentence(verdict, experiment)

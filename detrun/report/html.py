@@ -6,6 +6,7 @@ Everything in it is escaped by default: names, values and log lines come from pr
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -14,15 +15,13 @@ from detrun.compare.folding import hosts
 from detrun.records.files import printable, write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import resume_words, state_table, timeline, words
-from detrun.report.answer import sentence
+from detrun.report import localize_rows, localize_words, resume_words, state_table, timeline, words
+from detrun.report.answer import head, sentence
 from detrun.report.chart import figure, plotly_script, save_script
 
 MAX_REASONS = 100
 WIDE, NARROW = 110, 48
 """Columns of the timeline on a desk and on a phone."""
-
-_HEADS = {"identical": "IDENTICAL", "diverged": "DIVERGED", "not-verified": "NOT VERIFIED"}
 
 
 def render_html(
@@ -39,16 +38,21 @@ def render_html(
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     resume = verdict.experiment == resume_words.EXPERIMENT
-    facts = [words.declared(verdict) or resume_words.declared(experiment), *words.context(verdict, experiment)]
-    facts += [*resume_words.context(verdict, experiment), words.cost(verdict)]
-    facts += [resume_words.capture_cost(verdict), words.chance(verdict)]
+    localized = verdict.experiment in localize_words.EXPERIMENTS
+    facts = [words.declared(verdict) or resume_words.declared(experiment)]
+    if localized:
+        facts += localize_words.context(verdict, experiment)
+    else:
+        facts += [*words.context(verdict, experiment), *resume_words.context(verdict, experiment)]
+    facts += [words.cost(verdict), resume_words.capture_cost(verdict), words.chance(verdict)]
     return environment.get_template("report.html.j2").render(
         verdict=verdict,
         experiment=experiment,
-        head=_HEADS[verdict.verdict],
+        head=head(verdict),
         sentence=sentence(verdict, experiment),
-        below=resume_words.below(verdict, experiment) if resume else words.after_the_first(verdict, experiment),
-        fix=resume_words.fix(verdict) if resume else None,
+        below=_below(verdict, experiment),
+        fix=resume_words.fix(verdict) if resume else localize_words.fix(verdict) if localized else None,
+        localized=_localized(verdict, experiment) if localized else None,
         reasons=list(dict.fromkeys(verdict.not_verified)),
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
@@ -64,6 +68,28 @@ def render_html(
         purposes={arm.id: arm.purpose for arm in experiment.arms if arm.purpose},
         limit=MAX_REASONS,
     )
+
+
+def _below(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
+    if verdict.experiment == resume_words.EXPERIMENT:
+        return resume_words.below(verdict, experiment)
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        return []
+    return words.after_the_first(verdict, experiment)
+
+
+def _localized(verdict: Verdict, experiment: ExperimentFile) -> dict[str, Any]:
+    """What the section of a localization shows."""
+    return {
+        "place": localize_words.below_the_head(verdict, experiment),
+        "brackets": localize_words.brackets(verdict),
+        "rows": localize_rows.rows(verdict, experiment),
+        "bitmaps": localize_rows.bitmaps(verdict),
+        "clean": localize_rows.clean_table(verdict),
+        "guilty": localize_rows.guilty_of_table(verdict),
+        "kernels": localize_rows.kept_kernels(verdict),
+        "spread": localize_rows.spread(verdict),
+    }
 
 
 def write_report(path: Path, verdict: Verdict, experiment: ExperimentFile, *, standalone: bool = False) -> None:

@@ -6,7 +6,6 @@ Meaning is never carried by color alone. On a terminal lines are wrapped at word
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from rich.text import Text
 from detrun.records.files import one_line, printable
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import resume_words, state_table, timeline, words
-from detrun.report.answer import sentence
+from detrun.report import localize_screen, localize_words, resume_words, state_table, timeline, words
+from detrun.report.answer import head, sentence
+from detrun.report.wrapping import wrapped
 
-COMMANDS = frozenset({"report", "logs", "pair"})
+COMMANDS = frozenset({"report", "logs", "pair", "localize", "compare", "diagnose"})
 """Commands that hints may name, unless the caller knows better."""
 
 MAX_REASONS = 20
@@ -27,11 +27,7 @@ MAX_LOG_LINES = 12
 MAX_ROWS = 16
 MAX_TABLES = 3
 MIN_LABEL, MAX_LABEL = 20, 44
-_HEADS = {
-    "identical": ("IDENTICAL", "bold green"),
-    "diverged": ("DIVERGED", "bold red"),
-    "not-verified": ("NOT VERIFIED", "bold yellow"),
-}
+_STYLES = {"identical": "bold green", "diverged": "bold red", "not-verified": "bold yellow"}
 
 
 def render(
@@ -47,7 +43,7 @@ def render(
     be given besides the id to find this experiment from here.
     """
     for line in lines(verdict, experiment, console.width, commands, options):
-        for piece in _wrapped(line, console.width if console.is_terminal else None):
+        for piece in wrapped(line, console.width if console.is_terminal else None):
             console.print(piece, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
@@ -59,9 +55,13 @@ def lines(
     options: str = "",
 ) -> Iterator[Text]:
     """The report's lines. Tables take the widest form that `width` columns hold."""
-    head, style = _HEADS[verdict.verdict]
-    joint = " " if verdict.verdict == "diverged" else "  "
-    yield Text.assemble((head, style), joint, _clean(sentence(verdict, experiment)))
+    first = head(verdict)
+    joint = " " if first == "DIVERGED" else "  "
+    yield Text.assemble((first, _STYLES[verdict.verdict]), joint, _clean(sentence(verdict, experiment)))
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        yield from _localize(verdict, experiment)
+        yield from _next(verdict, experiment, commands, options)
+        return
     resume = verdict.experiment == resume_words.EXPERIMENT
     if resume and verdict.verdict == "not-verified":
         yield from _reasons(verdict)
@@ -78,6 +78,18 @@ def lines(
         yield from _compared(verdict)
     yield from _facts(verdict, experiment)
     yield from _next(verdict, experiment, commands, options)
+
+
+def _localize(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
+    """The place, the way down, what was found; then what is known of the runs."""
+    unproved = verdict.verdict == "not-verified"
+    if unproved:
+        yield from _reasons(verdict)
+    yield from localize_screen.body(verdict, experiment)
+    if not unproved:
+        yield from _reasons(verdict)
+    yield Text()
+    yield from _facts(verdict, experiment)
 
 
 def _resume(verdict: Verdict, experiment: ExperimentFile, width: int) -> Iterator[Text]:
@@ -183,7 +195,10 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
     declared = words.declared(verdict) or resume_words.declared(experiment)
     if declared:
         yield Text(_clean(declared))
-    facts = [*words.context(verdict, experiment), *resume_words.context(verdict, experiment)]
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        facts = localize_words.context(verdict, experiment)
+    else:
+        facts = [*words.context(verdict, experiment), *resume_words.context(verdict, experiment)]
     yield Text("     ".join(_clean(fact) for fact in facts))
     for text in (words.cost(verdict), resume_words.capture_cost(verdict), words.chance(verdict)):
         if text:
@@ -192,6 +207,11 @@ def _facts(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
 
 def _next(verdict: Verdict, experiment: ExperimentFile, commands: Collection[str], options: str) -> Iterator[Text]:
     id = f"{_clean(words.short_id(verdict.id), 100)}{f' {options}' if options else ''}"
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        if mend := localize_words.fix(verdict):
+            yield Text(_clean(mend))
+        yield Text(_clean(localize_words.next_step(verdict, experiment, id)))
+        return
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")
         return
@@ -222,7 +242,11 @@ def _next_of_resume(
     if mend := resume_words.fix(verdict):
         yield Text(_clean(mend))
     if verdict.verdict == "diverged" and verdict.culprit is not None:
-        yield Text(f"hint: detrun report {id} has every finding; after the fix, detrun resume-check {recipe}")
+        further = f"detrun localize {id} names the first operation it reaches; " if "localize" in commands else ""
+        yield Text(f"hint: {further}after the fix, detrun resume-check {recipe}")
+        return
+    if verdict.verdict == "diverged" and "localize" in commands:
+        yield Text(f"hint: detrun localize {id}")
         return
     if verdict.of_kind("saving-changes") and not verdict.of_kind("not-repeatable"):
         yield Text(f"hint: find what a save draws or changes; then detrun resume-check {recipe} --observer")
@@ -301,27 +325,3 @@ def _stacked(starts: list[tuple[str, str, str]], cells: list[tuple[str, str, str
 def _clean(text: str, limit: int = 2000) -> str:
     """Text of foreign origin: printable, on one line, so that no record can move the cursor."""
     return one_line(text, limit)
-
-
-def _wrapped(line: Text, width: int | None) -> list[Text]:
-    plain = line.plain
-    if width is None or len(plain) <= width:
-        return [line]
-    indent = len(plain) - len(plain.lstrip(" ")) + 2
-    if "     " in plain.strip():  # short facts side by side: break between them first
-        return [Text(row) for row in _rows_of_facts(plain, width)]
-    pieces = textwrap.wrap(plain, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    spans = line.divide([len(pieces[0])])
-    return [spans[0], *(Text(piece, style=line.style) for piece in pieces[1:])]
-
-
-def _rows_of_facts(plain: str, width: int) -> Iterator[str]:
-    row = ""
-    for fact in plain.split("     "):
-        joined = f"{row}     {fact}" if row else fact
-        if row and len(joined) > width:
-            yield from textwrap.wrap(row, width, subsequent_indent="  ", break_long_words=False)
-            row = fact
-        else:
-            row = joined
-    yield from textwrap.wrap(row, width, subsequent_indent="  ", break_long_words=False)

@@ -142,6 +142,15 @@ def test_an_odd_offset_into_a_storage_is_no_obstacle() -> None:
     assert unsigned(sums[0]) == expected(raw[3:35])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_element_of_a_strided_view(dtype: torch.dtype) -> None:
+    tensor = tensor_of(bytes([1] * 2 * dtype.itemsize), dtype)[::2]
+    assert tensor.is_contiguous()
+    sums = segment_sums([tensor])
+    assert sums is not None
+    assert unsigned(sums[0]) == expected(bytes([1] * dtype.itemsize))
+
+
 def test_segments_follow_from_sizes_alone() -> None:
     small, large, empty = torch.arange(10), torch.arange(ROW), torch.empty(0)
     sums = segment_sums([small, empty, small, large, small])

@@ -1,0 +1,213 @@
+"""What a localization found, pass by pass, and the verdict that is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from detrun.compare.decision import in_order
+from detrun.compare.trace_summary import Lead, TraceComparison
+from detrun.errors import ArchiveError, ExitCode
+from detrun.experiments.localize_bytes import EventReading, Key, read_event
+from detrun.experiments.localize_cause import causes_of, reproduction_of
+from detrun.experiments.localize_culprit import culprit_of
+from detrun.experiments.localize_findings import (
+    byte_findings,
+    coverage_finding,
+    descent_finding,
+    metrics_finding,
+    observer_findings,
+    summary_findings,
+)
+from detrun.experiments.observer_check import ObserverCheck
+from detrun.experiments.trace_plan import Window
+from detrun.records.jobs import ExperimentFile
+from detrun.records.layout import ExperimentFolder
+from detrun.records.verdict import Finding, FirstDivergence, Verdict, Word
+
+if TYPE_CHECKING:
+    from detrun.experiments.localize import Baseline
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One traced pass."""
+
+    place: ExperimentFolder
+    verdict: Verdict
+    level: int
+    window: Window
+    comparison: TraceComparison
+    observer: ObserverCheck
+
+    @property
+    def broken(self) -> bool:
+        """Whether no further pass of this kind can be better: its jobs failed."""
+        return bool(self.verdict.of_severity("infrastructure"))
+
+    def keys(self, most: int) -> list[Key]:
+        """The events whose bytes are wanted: the lead, what last wrote its input, and what else may be the origin."""
+        found: list[Key] = []
+        lead = self.comparison.lead
+        for each in [lead, *self.comparison.others] if lead else []:
+            assert each is not None
+            for event in (each.event, each.after):
+                if event is not None and (key := key_of(event)) not in found:
+                    found.append(key)
+        return found[:most]
+
+
+def key_of(event: Any) -> Key:
+    """What finds an event again in another run."""
+    return (event.step, event.microbatch, event.phase, event.scope, event.op, event.occurrence)
+
+
+@dataclass
+class Descent:
+    """Everything that the passes have shown so far. settled: the bytes of the event that they prove to be the one."""
+
+    folder: ExperimentFolder
+    experiment: ExperimentFile
+    baseline: Baseline | None = None
+    first: FirstDivergence | None = None
+    pairs: list[Verdict] = field(default_factory=list)
+    traced: list[Traced] = field(default_factory=list)
+    bytes: list[EventReading] = field(default_factory=list)
+    settled: EventReading | None = None
+    settled_by: Traced | None = None
+    tries_at_bytes: int = 0
+
+    def look_at_bytes(self, again: Traced, keys: list[Key]) -> None:
+        """Reads what the last pass kept, first of all of the event that it names itself."""
+        self.tries_at_bytes += 1
+        a, b = again.place.attempt("a", 0), (again.place.attempts("b") or [again.place.attempt("b", 0)])[-1]
+        lead = again.comparison.lead
+        own = [lead] if lead is not None else []
+        places: list[tuple[int, Key]] = []
+        for each in [*own, *again.comparison.others]:
+            places.append((each.rank, key_of(each.event)))
+            if each.after is not None:
+                places.append((each.rank, key_of(each.after)))
+        places = [place for place in dict.fromkeys(places) if place[1] in keys]
+        self.bytes = [read_event(a, b, rank, key) for rank, key in places[:8]]
+        if lead is None:
+            return
+        for reading in self.bytes:
+            if reading.key == key_of(lead.event) and reading.rank == lead.rank and _settles(lead, reading):
+                self.settled, self.settled_by = reading, again
+                return
+
+    @property
+    def decisive(self) -> Traced | None:
+        """The pass whose lead the verdict names."""
+        if self.settled_by is not None:
+            return self.settled_by
+        found = [traced for traced in self.traced if traced.comparison.lead is not None]
+        return found[-1] if found else None
+
+
+def _settles(lead: Lead, reading: EventReading) -> bool:
+    """Whether the bytes say what the digests said."""
+    if lead.role == "origin":
+        return reading.is_origin
+    return bool(reading.differing("input") or reading.differing("output")) and reading.missing is None
+
+
+def conclude(descent: Descent, *, write: bool = True) -> Verdict:
+    """The verdict on a localization; written last, by rename, with its report."""
+    verdict = _nothing_to_localize(descent) if descent.baseline is None else _localized(descent)
+    if write:
+        from detrun.report.html import write_report
+
+        try:
+            write_report(descent.folder.report_file, verdict, descent.experiment, standalone=False)
+        except ArchiveError as error:
+            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
+            verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
+        verdict.write(descent.folder.verdict_file)
+    return verdict
+
+
+def _nothing_to_localize(descent: Descent) -> Verdict:
+    last = descent.pairs[-1]
+    clean = sum(pair.verdict == "identical" for pair in descent.pairs)
+    what = f"{clean} pair{'s' if clean > 1 else ''} of the recipe came out identical: there is nothing to localize"
+    note = Finding(kind="levels", severity="info", what=what, evidence={"pairs": clean})
+    return last.model_copy(
+        update={
+            "id": descent.experiment.id,
+            "experiment": "localize",
+            "findings": [note, *last.findings] if last.verdict == "identical" else last.findings,
+        }
+    )
+
+
+def _localized(descent: Descent) -> Verdict:
+    assert descent.baseline is not None
+    assert descent.first is not None
+    base = descent.baseline.verdict
+    findings: list[Finding] = [metrics_finding(base, descent.first, descent.baseline.folder.id)]
+    findings += [descent_finding(traced) for traced in descent.traced]
+    findings += observer_findings(descent.traced, descent.first.step)
+    culprit: dict[str, Any] | None = None
+    decisive = descent.decisive
+    if decisive is None:
+        findings.append(_why_nothing(descent))
+    else:
+        lead = decisive.comparison.lead
+        assert lead is not None
+        reading = descent.settled or _bytes_of(descent, lead)
+        causes = causes_of(descent, decisive, lead, reading)
+        attempt = decisive.place.attempt("a", 0)
+        culprit = culprit_of(lead, decisive.comparison, reading, causes, attempt)
+        findings += byte_findings(lead, descent.bytes, descent.settled, descent.tries_at_bytes)
+        findings += [cause.finding() for cause in causes]
+        if reading is not None and reading.missing is None and lead.role == "origin":
+            findings.append(reproduction_of(descent, reading))
+        findings += summary_findings(decisive.comparison, lead, descent.experiment.ranks)
+    findings.append(coverage_finding(descent.traced, descent.experiment))
+    findings = in_order(findings)
+    reasons = [f.what for f in findings if f.severity in ("infrastructure", "not-verified")]
+    word: Word = "not-verified" if reasons else "diverged"
+    code = ExitCode.NOT_VERIFIED if reasons else ExitCode.DIVERGED
+    if any(finding.severity == "infrastructure" for finding in findings):
+        code = ExitCode.INFRASTRUCTURE
+    return Verdict(
+        id=descent.experiment.id,
+        experiment="localize",
+        recipe=descent.experiment.recipe_name,
+        verdict=word,
+        exit_code=int(code),
+        first_divergence=descent.first,
+        culprit=culprit,
+        findings=findings,
+        not_verified=reasons,
+        arms=base.arms,
+        figures={},
+    )
+
+
+def _bytes_of(descent: Descent, lead: Lead) -> EventReading | None:
+    """What was kept of the lead's event, where it settled nothing."""
+    return next((r for r in descent.bytes if (r.rank, r.key) == (lead.rank, key_of(lead.event))), None)
+
+
+def _why_nothing(descent: Descent) -> Finding:
+    """Why no operation is named."""
+    last = descent.traced[-1]
+    where: dict[str, Any] = {"path": f"passes/{last.place.path.name}"}
+    broken = last.verdict.of_severity("infrastructure")
+    if broken:
+        what = f"pass {last.place.path.name}: {broken[0].what}"
+        return Finding(kind="job", severity="infrastructure", where={**where, **broken[0].where}, what=what)
+    if last.comparison.incomplete:
+        return Finding(kind="trace", severity="not-verified", where=where, what=last.comparison.incomplete[0])
+    if last.verdict.first_divergence is None:
+        tries = sum(traced.verdict.first_divergence is None for traced in descent.traced)
+        what = f"{tries} traced pass{'es' if tries > 1 else ''} came out identical; --repeat K tries more often"
+        evidence = {"tries": tries, "widen": "--repeat 10"}
+        return Finding(kind="not-repeated", severity="not-verified", where=where, what=what, evidence=evidence)
+    begin, end = last.window.steps
+    what = last.comparison.hint or f"every traced event of steps {begin} to {end} is equal"
+    evidence = {"widen": f"--steps {max(1, begin - 2)}-{end}"}
+    return Finding(kind="outside-the-capture", severity="not-verified", where=where, what=what, evidence=evidence)

@@ -1,0 +1,153 @@
+"""Which event last wrote a piece of memory, and whether anything did since it was reserved.
+
+A storage is known by its identity, and watched through a weak reference of torch's own, so that another one at the same
+address is not taken for it; nothing of the program's is kept alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_weak_ref = torch.UntypedStorage._weak_ref
+_free_weak_ref = torch.UntypedStorage._free_weak_ref
+_expired = torch.UntypedStorage._expired
+
+_MOST_REGIONS = 4096
+"""Regions of one storage that are told apart; beyond it counts as written by its last writer."""
+
+
+class Storage:
+    """What is known of one storage. regions: (first byte, byte behind the last, seq of the event that wrote it), in no
+    order, without overlap. blank: whether it was reserved without content; then what no region covers is
+    uninitialized. scattered: bytes of it written through views with gaps. pending: called before its content is used
+    or replaced: what an event in flight writes. mark: a flag for whatever reads it."""
+
+    __slots__ = ("blank", "mark", "pending", "ref", "regions", "scattered", "size")
+
+    def __init__(self, storage: Any) -> None:
+        self.ref = _weak_ref(storage)
+        self.size: int = storage.nbytes()
+        self.regions: list[tuple[int, int, int]] = []
+        self.blank = False
+        self.scattered = 0
+        self.pending: Callable[[], None] | None = None
+        self.mark = ""
+
+    def __del__(self) -> None:
+        _free_weak_ref(self.ref)
+
+    def writer(self, low: int, high: int) -> int:
+        """seq of the last event that wrote into this region, -1 if none is known."""
+        regions = self.regions
+        if len(regions) == 1:
+            first, last, seq = regions[0]
+            return seq if first < high and low < last else -1
+        return max((seq for first, last, seq in regions if first < high and low < last), default=-1)
+
+    def write(self, low: int, high: int, seq: int) -> None:
+        """An event wrote this region whole."""
+        regions = self.regions
+        if len(regions) <= 1 and (not regions or (low <= regions[0][0] and regions[0][1] <= high)):
+            self.regions = [(low, high, seq)]
+            return
+        kept = []
+        for first, last, by in regions:
+            if last <= low or high <= first:
+                kept.append((first, last, by))
+                continue
+            if first < low:
+                kept.append((first, low, by))
+            if high < last:
+                kept.append((high, last, by))
+        kept.append((low, high, seq))
+        if len(kept) > _MOST_REGIONS:
+            kept = [(min(each[0] for each in kept), max(each[1] for each in kept), seq)]
+        self.regions = kept
+
+    def covered(self, low: int, high: int) -> bool:
+        """Whether all of this region was written since the storage was reserved."""
+        if not self.blank:
+            return True
+        for first, last, _ in sorted(self.regions):
+            if first > low:
+                return False
+            low = max(low, last)
+            if low >= high:
+                return True
+        return low >= high
+
+
+class Producers:
+    """All storages that an event of the window wrote."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Storage] = {}
+
+    def find(self, storage: Any) -> Storage | None:
+        """What is known of an untyped storage."""
+        return self._storages.get(storage._cdata)
+
+    def wrote(self, storage: Any, low: int, high: int, seq: int, nbytes: int, mark: str = "") -> None:
+        """An event (seq; −1 for one that is not recorded) wrote `nbytes` bytes between low and high."""
+        known = self._storages.get(storage._cdata)
+        if known is None:
+            known = self._storages[storage._cdata] = Storage(storage)
+        known.mark = mark
+        if nbytes < high - low:
+            self._scattered(known, low, high, seq, nbytes)
+        else:
+            known.write(low, high, seq)
+
+    def reserved(self, tensor: Tensor) -> None:
+        """The storage of this tensor was made without content."""
+        storage = tensor.untyped_storage()
+        known = self._storages[storage._cdata] = Storage(storage)
+        known.blank = known.size > 0
+
+    def grown(self, tensor: Tensor) -> None:
+        """The storage of this tensor may have been given more room."""
+        storage = tensor.untyped_storage()
+        known = self._storages.get(storage._cdata)
+        size = storage.nbytes()
+        if known is None:
+            self.reserved(tensor)
+        elif size > known.size:
+            if not known.blank:
+                known.blank = True
+                known.regions = known.regions or ([(0, known.size, -1)] if known.size else [])
+            known.size = size
+
+    def pending(self, storage: Any, settle: Callable[[], None]) -> None:
+        """Something in flight writes this storage: call `settle` before its content is looked at or replaced."""
+        known = self._storages.get(storage._cdata)
+        if known is None:
+            known = self._storages[storage._cdata] = Storage(storage)
+        known.pending = settle
+
+    def settle(self, storage: Any) -> None:
+        """Its content is about to be looked at or replaced."""
+        known = self._storages.get(storage._cdata)
+        if known is not None and known.pending is not None:
+            settle, known.pending = known.pending, None
+            settle()
+
+    def purge(self) -> None:
+        """Forget the storages that are gone."""
+        self._storages = {key: known for key, known in self._storages.items() if not _expired(known.ref)}
+
+    def clear(self) -> None:
+        self._storages.clear()
+
+    def _scattered(self, known: Storage, low: int, high: int, seq: int, nbytes: int) -> None:
+        """Written with gaps: who wrote it is known for the whole, that it was written only once all of it must be."""
+        if not known.blank:
+            known.write(low, high, seq)
+            return
+        known.scattered += nbytes
+        if known.scattered >= known.size:
+            known.write(0, known.size, seq)
+            known.blank = False

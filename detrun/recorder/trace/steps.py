@@ -1,0 +1,127 @@
+"""What goes into a step and what comes out of it, without a dispatch mode: batches, and the optimizers' parameters.
+
+Down to the operators a trace shows writes between its events only where something reads what was written. These events
+read every parameter once a step, so that such a write is seen in the step in which it happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from detrun.recorder.trace.leaves import leaves_of, tensors_of
+
+if TYPE_CHECKING:
+    from detrun.recorder.trace.tracer import Draft, Tracer
+
+OPERATORS = 4
+"""The level from which on the optimizer's own operators are seen, and only its results are read here."""
+
+
+@dataclass
+class Steps:
+    """The events of batches and optimizers. `roots`: the modules that were called from outside any other.
+
+    `install` once, before the recorder's own optimizer hooks: those close the step. Its hooks return at once while no
+    window is open. Never raises into the program.
+    """
+
+    tracer: Tracer
+    roots: Callable[[], Iterable[nn.Module]]
+    _names: dict[int, str] = field(default_factory=dict)
+    _open: list[tuple[Draft, Tensor, Optimizer]] = field(default_factory=list)
+    _depth: int = 0
+
+    def install(self) -> None:
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def close(self) -> None:
+        """The window closes."""
+        self._names.clear()
+        self._open.clear()
+
+    def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A root module is about to be called with these arguments."""
+        tracer = self.tracer
+        if not tracer.active:
+            return
+        try:
+            tensors, scalars = leaves_of(args, kwargs)
+            draft = tracer.begin("batch", "batch", tensors, phase="forward", scope="", scalars=scalars)
+            if draft is not None:
+                tracer.end(draft, [])
+        except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
+            tracer.fail(error)
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        tracer = self.tracer
+        if not tracer.active or tracer.level >= OPERATORS or callable(_closure(args, kwargs)):
+            return
+        try:
+            begun = {id(parameter) for _, parameter, _ in self._open}
+            for parameter in _parameters(optimizer):
+                if parameter.grad is not None and id(parameter) not in begun:
+                    self._begins(optimizer, parameter, [parameter.grad, parameter])
+        except Exception as error:  # noqa: BLE001 - as above
+            tracer.fail(error)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        tracer = self.tracer
+        if not tracer.active:
+            self._open.clear()
+            return
+        try:
+            if tracer.level >= OPERATORS:
+                for parameter in _parameters(optimizer):
+                    self._reads(parameter)
+                return
+            if callable(_closure(args, kwargs)):  # forward and backward ran inside: these gradients are the used ones
+                for parameter in _parameters(optimizer):
+                    if parameter.grad is not None:
+                        self._begins(optimizer, parameter, [parameter.grad])
+            mine = [entry for entry in self._open if entry[2] is optimizer]
+            self._open = [entry for entry in self._open if entry[2] is not optimizer]
+            for draft, parameter, _ in mine:
+                state = optimizer.state.get(parameter)
+                tracer.end(draft, [parameter, *tensors_of(state)])
+        except Exception as error:  # noqa: BLE001 - as above
+            tracer.fail(error)
+
+    def _begins(self, optimizer: Optimizer, parameter: Tensor, inputs: list[Tensor]) -> None:
+        draft = self.tracer.begin(
+            "optimizer", type(optimizer).__name__, inputs, phase="optimizer", scope=self._name(parameter)
+        )
+        if draft is not None:
+            self._open.append((draft, parameter, optimizer))
+
+    def _reads(self, parameter: Tensor) -> None:
+        draft = self.tracer.begin(
+            "parameter", "parameters", [parameter], phase="optimizer", scope=self._name(parameter)
+        )
+        if draft is not None:
+            self.tracer.end(draft, [])
+
+    def _name(self, parameter: Tensor) -> str:
+        """Its dotted name in the root module, "" where it has none, as a flattened copy of several."""
+        name = self._names.get(id(parameter))
+        if name is None:
+            for root in self.roots():
+                for known, other in root.named_parameters():
+                    self._names.setdefault(id(other), known)
+            name = self._names.setdefault(id(parameter), "")
+        return name
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> object:
+    return args[1] if len(args) > 1 else kwargs.get("closure")
