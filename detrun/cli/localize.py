@@ -14,13 +14,14 @@ from detrun.cli.common import (
     JsonOption,
     SetOption,
     StandaloneOption,
+    archive_option,
     choose_cluster,
     cluster_of,
     open_archive,
+    print_verdict,
     say,
     to_find,
 )
-from detrun.cli.traced import conclude_traced
 from detrun.cli.windows import (
     BytesOption,
     RanksOption,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from detrun.recipe import LoadedRecipe
     from detrun.records.archive import Archive
     from detrun.records.layout import ExperimentFolder
+    from detrun.records.verdict import Verdict
 
 
 def localize(
@@ -126,7 +128,31 @@ def follow_localize(
         if begun:
             say(f"Jobs go on. detrun localize {to_find(begun[0])} takes up here.")
         return ExitCode.INTERRUPTED
-    return conclude_traced(folder, verdict, as_json, standalone)
+    return conclude_localize(folder, as_json, standalone, verdict)
+
+
+def conclude_localize(folder: ExperimentFolder, as_json: bool, standalone: bool, verdict: Verdict | None = None) -> int:
+    """Prints the verdict, that in the folder unless given, with its page made anew. The exit code.
+
+    Raises NotVerifiedError where there is none yet. A page that cannot be written costs no verdict.
+    """
+    from detrun.errors import ArchiveError, NotVerifiedError
+    from detrun.records.jobs import ExperimentFile
+    from detrun.records.verdict import Verdict
+    from detrun.report.html import write_report
+
+    if verdict is None and not folder.verdict_file.exists():
+        raise NotVerifiedError(f"{folder.id} has no verdict yet", hint=f"detrun localize {to_find(folder)} takes it up")
+    verdict = verdict or Verdict.read(folder.verdict_file)
+    experiment = ExperimentFile.read(folder.experiment_file)
+    page = f"page: {folder.report_file}"
+    try:
+        write_report(folder.report_file, verdict, experiment, standalone=standalone)
+    except ArchiveError as error:
+        page = f"warning: {error}"
+    print_verdict(verdict, experiment, as_json, archive_option(folder))
+    say(page)
+    return int(verdict.exit_code)
 
 
 def _target(

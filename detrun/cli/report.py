@@ -28,15 +28,14 @@ def report(
     as_json: JsonOption = False,
 ) -> int:
     """Judges an experiment's records again and writes its report. The exit code is the verdict's."""
-    from detrun.cli.traced import conclude_traced
+    from detrun.cli.localize import conclude_localize
     from detrun.records.jobs import ExperimentFile
-    from detrun.records.verdict import Verdict
-    from detrun.report.localize_words import EXPERIMENTS
+    from detrun.report.localize_words import LOCALIZE
 
     folder = open_archive(archive).resolve(experiment)
     asked = ExperimentFile.read(folder.experiment_file)
-    if asked.experiment in EXPERIMENTS:
-        return conclude_traced(folder, Verdict.read(folder.verdict_file), as_json, standalone)
+    if asked.experiment == LOCALIZE:
+        return conclude_localize(folder, as_json, standalone)
     going = _is_going(folder, asked)
     code = conclude(folder, asked, as_json, standalone, write=not going)
     if going:

@@ -15,10 +15,11 @@ from detrun.cli.common import (
     SetOption,
     StandaloneOption,
     choose_cluster,
+    follow_to_verdict,
     open_archive,
     say,
+    say_submitted,
 )
-from detrun.cli.traced import conclude_traced
 from detrun.cli.windows import (
     BytesOption,
     RanksOption,
@@ -37,9 +38,7 @@ def trace(
     level: Annotated[
         int, typer.Option("--level", min=2, max=4, help="2 collectives and optimizer, 3 modules, 4 operators.")
     ] = 4,
-    steps: Annotated[
-        str, typer.Option("--steps", help="Steps to trace: 7 or 7-9.", metavar="A-B")
-    ] = "1",
+    steps: Annotated[str, typer.Option("--steps", help="Steps to trace: 7 or 7-9.", metavar="A-B")] = "1",
     ranks: RanksOption = None,
     scopes: ScopesOption = None,
     byte_budget: BytesOption = "4GiB",
@@ -47,6 +46,7 @@ def trace(
         bool, typer.Option("--call-sites", help="Record the file and line of every call; it costs time.")
     ] = False,
     count: Annotated[int, typer.Option("--arms", min=1, max=2, help="How many arms are traced.", metavar="N")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, print the experiment's id, and return.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Submit even above limits.node_hours.")] = False,
     standalone: StandaloneOption = False,
     as_json: JsonOption = False,
@@ -56,8 +56,9 @@ def trace(
     Exit code 0: traced. 2: the recipe or the command line is wrong. 3: a trace is incomplete. 4: a job could not be
     submitted, failed, stalled or was lost. 70: a bug of detrun. 130: interrupted, the jobs go on.
     """
-    from detrun.experiments.trace import TraceOptions, run_trace
+    from detrun.experiments.trace import TraceOptions, start_trace
     from detrun.recipe import load_recipe
+    from detrun.records.jobs import ExperimentFile
 
     options = TraceOptions(
         level=level,
@@ -72,5 +73,8 @@ def trace(
     loaded = load_recipe(recipe, overrides or (), arms or ())
     store = open_archive(archive, loaded.archive)
     cluster = choose_cluster(loaded.recipe.cluster)
-    folder, verdict = run_trace(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
-    return conclude_traced(folder, verdict, as_json, standalone)
+    folder = start_trace(loaded, store, cluster, options, ["detrun", *sys.argv[1:]], say)
+    if detach:
+        say_submitted(folder)
+        return 0
+    return follow_to_verdict(folder, ExperimentFile.read(folder.experiment_file), cluster, as_json, standalone)

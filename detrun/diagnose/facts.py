@@ -124,8 +124,8 @@ def facts_of_lead(lead: Lead, comparison: TraceComparison | None = None) -> dict
 
 
 def facts_of_bytes(dtype: str, difference: Mapping[str, Any], a: bytes = b"", b: bytes = b"") -> dict[str, Any]:
-    """What the kept bytes say. difference: a ByteDifference as a dictionary; a, b: the tensor's bytes in both arms, where
-    they are at hand. Keyword arguments of `Facts`."""
+    """What the kept bytes say. difference: a ByteDifference as a dictionary; a, b: the tensor's bytes in both arms,
+    where they are at hand. Keyword arguments of `Facts`."""
     return {
         "dtype": dtype,
         "total": difference.get("elements"),
@@ -150,23 +150,22 @@ def facts_of_environments(a: RankEnvironment, b: RankEnvironment) -> dict[str, A
     """What the surroundings of one rank in two arms say. Keyword arguments of `Facts`."""
     torch_a, torch_b = (_section(each, "torch") for each in (a, b))
     packages_a, packages_b = (_section(each, "packages") for each in (a, b))
-    software = sorted(
-        name for name in {*packages_a, *packages_b} if packages_a.get(name) != packages_b.get(name)
-    )  # fmt: skip
+    software = sorted(name for name in {*packages_a, *packages_b} if packages_a.get(name) != packages_b.get(name))
     seeds = [_hash_seed(each) for each in (a, b)]
     threads = torch_a.get("num_threads")
     devices = a.document.get("devices")
+    switch = [bool(each.get("deterministic_algorithms")) for each in (torch_a, torch_b)]
+    pythons = [_section(each, "python").get("version") for each in (a, b)]
+    processors = [[_section(each, "cpu").get(key) for key in ("model", "capability")] for each in (a, b)]
     return {
         "device": "cuda" if devices else "cpu",
         "threads": threads if isinstance(threads, int) else None,
         "threads_differ": threads != torch_b.get("num_threads"),
-        "deterministic": bool(torch_a.get("deterministic_algorithms"))
-        and bool(torch_b.get("deterministic_algorithms")),
+        "deterministic": all(switch),
         "autotuned": bool(torch_a.get("cudnn.benchmark")) and bool(devices),
-        "software_differs": bool(software)
-        or _section(a, "python").get("version") != _section(b, "python").get("version"),
+        "software_differs": bool(software) or pythons[0] != pythons[1],
         "differing_software": tuple(software[:5]),
-        "processors_differ": _section(a, "cpu") != _section(b, "cpu") or devices != b.document.get("devices"),
+        "processors_differ": processors[0] != processors[1] or devices != b.document.get("devices"),
         "placement_differs": a.host != b.host,
         "hash_seed": "random" if None in seeds else "pinned" if seeds[0] == seeds[1] else "differs",
     }

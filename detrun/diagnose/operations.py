@@ -1,4 +1,4 @@
-"""What is known of operations by name (operations.yaml): what they are prone to, and which do not repeat by themselves."""
+"""What is known of operations by name (operations.yaml): what they are prone to, and which may not repeat."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from detrun.compare.trace_summary import TraceComparison
 from detrun.errors import UsageError
@@ -59,6 +60,13 @@ class LocalizeOptions:
     keep: bool = True
     agreed: bool = False
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> LocalizeOptions:
+        """The options of a localization that was begun, from its experiment.json."""
+        known = {field.name for field in fields(cls)}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -100,7 +108,7 @@ def run_localize(
     if isinstance(target, ExperimentFolder):
         asked = ExperimentFile.read(target.experiment_file)
         if asked.experiment == "localize":
-            return take_up(target, cluster, options, command_line, say)
+            return target, _take_up(target, asked, cluster, command_line, say)
         baseline = _baseline(target)
         loaded = recipe_of(target, asked)
         reference = Reference(experiment=target.id, path=str(target.path), arm="a")
@@ -114,25 +122,25 @@ def run_localize(
         site = Site.of(loaded, folder, cluster.name, dict(os.environ))
         plan = plan_whole_runs(site, [Run(arm) for arm in _arms(loaded, baseline.other)])
     check_before_launch(loaded, archive, cluster.name, plan, options.agreed, dict(os.environ))
-    question = Question("localize", reference)
+    question = Question("localize", reference, options=asdict(options))
     write_experiment(loaded, folder, plan, cluster.name, question, command_line)
     return folder, _Localization(loaded, folder, cluster, options, command_line, say, baseline).run()
 
 
-def take_up(
+def _take_up(
     folder: ExperimentFolder,
+    asked: ExperimentFile,
     cluster: Cluster,
-    options: LocalizeOptions,
     command_line: Sequence[str],
     say: Callable[[str], None],
-) -> tuple[ExperimentFolder, Verdict]:
-    """Goes on with a localization whose command was stopped. One that has its verdict is done."""
+) -> Verdict:
+    """Goes on with a localization whose command was stopped, as it was asked for. One that has its verdict is done."""
     if folder.verdict_file.exists():
-        return folder, Verdict.read(folder.verdict_file)
-    asked = ExperimentFile.read(folder.experiment_file)
+        return Verdict.read(folder.verdict_file)
+    options = LocalizeOptions.from_record(asked.options)
     loaded = recipe_of(folder, asked)
     baseline = _baseline(ExperimentFolder(Path(asked.reference.path))) if asked.reference else None
-    return folder, _Localization(loaded, folder, cluster, options, command_line, say, baseline).run()
+    return _Localization(loaded, folder, cluster, options, command_line, say, baseline).run()
 
 
 def _baseline(folder: ExperimentFolder) -> Baseline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from detrun.compare.trace_summary import Lead, TraceComparison
 from detrun.errors import RecordError
@@ -11,9 +11,7 @@ from detrun.experiments.localize_bytes import EventReading
 from detrun.records.environment_reader import read_environment
 from detrun.records.layout import AttemptFolder
 from detrun.records.trace_row import TraceEvent
-
-if TYPE_CHECKING:
-    from detrun.experiments.localize_cause import Cause
+from detrun.records.verdict import Finding
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -22,12 +20,12 @@ def culprit_of(
     lead: Lead,
     comparison: TraceComparison,
     reading: EventReading | None,
-    causes: Sequence[Cause],
+    causes: Sequence[Finding],
     attempt: AttemptFolder,
 ) -> dict[str, Any]:
     """The verdict's `culprit`. attempt: where the rank's coordinates are read."""
     event = lead.event
-    best = causes[0] if causes else None
+    best = causes[0].evidence if causes else {}
     return {
         "kind": lead.kind,
         "name": event.op,
@@ -46,8 +44,8 @@ def culprit_of(
         "inputs": _inputs(event, reading) if lead.role == "origin" else None,
         "why": lead.why,
         "arms": [arm for arm, there in (("a", lead.a), ("b", lead.b)) if there is not None],
-        "catalog": best.id if best else None,
-        "fix": best.fix if best else None,
+        "catalog": best.get("catalog"),
+        "fix": best.get("fix"),
     }
 
 

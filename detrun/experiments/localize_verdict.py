@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from detrun.compare.decision import in_order
 from detrun.compare.trace_summary import Lead, TraceComparison
 from detrun.errors import ArchiveError, ExitCode
 from detrun.experiments.localize_bytes import EventReading, Key, read_event
-from detrun.experiments.localize_cause import causes_of, reproduction_of
+from detrun.experiments.localize_cause import causes_of, facts_of, reproduce
 from detrun.experiments.localize_culprit import culprit_of
 from detrun.experiments.localize_findings import (
     byte_findings,
@@ -22,7 +22,7 @@ from detrun.experiments.localize_findings import (
 from detrun.experiments.observer_check import ObserverCheck
 from detrun.experiments.trace_plan import Window
 from detrun.records.jobs import ExperimentFile
-from detrun.records.layout import ExperimentFolder
+from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.verdict import Finding, FirstDivergence, Verdict, Word
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class Traced:
     window: Window
     comparison: TraceComparison
     observer: ObserverCheck
+
+    @property
+    def attempts(self) -> tuple[AttemptFolder, AttemptFolder]:
+        """The two that are held against each other; of arm b the last, which is a resumed one after an interruption."""
+        return self.place.attempt("a", 0), (self.place.attempts("b") or [self.place.attempt("b", 0)])[-1]
 
     @property
     def broken(self) -> bool:
@@ -80,7 +85,7 @@ class Descent:
     def look_at_bytes(self, again: Traced, keys: list[Key]) -> None:
         """Reads what the last pass kept, first of all of the event that it names itself."""
         self.tries_at_bytes += 1
-        a, b = again.place.attempt("a", 0), (again.place.attempts("b") or [again.place.attempt("b", 0)])[-1]
+        a, b = again.attempts
         lead = again.comparison.lead
         own = [lead] if lead is not None else []
         places: list[tuple[int, Key]] = []
@@ -157,13 +162,16 @@ def _localized(descent: Descent) -> Verdict:
         lead = decisive.comparison.lead
         assert lead is not None
         reading = descent.settled or _bytes_of(descent, lead)
-        causes = causes_of(descent, decisive, lead, reading)
-        attempt = decisive.place.attempt("a", 0)
-        culprit = culprit_of(lead, decisive.comparison, reading, causes, attempt)
+        facts = facts_of(descent, decisive, lead, reading)
         findings += byte_findings(lead, descent.bytes, descent.settled, descent.tries_at_bytes)
-        findings += [cause.finding() for cause in causes]
         if reading is not None and reading.missing is None and lead.role == "origin":
-            findings.append(reproduction_of(descent, reading))
+            reproduction = reproduce(descent.folder, reading)
+            if reproduction.outcome is not None:
+                facts = replace(facts, distinct=reproduction.outcome.distinct, runs=reproduction.outcome.runs)
+            findings.append(reproduction.finding())
+        causes = causes_of(facts)
+        findings += causes
+        culprit = culprit_of(lead, decisive.comparison, reading, causes, decisive.attempts[0])
         findings += summary_findings(decisive.comparison, lead, descent.experiment.ranks)
     findings.append(coverage_finding(descent.traced, descent.experiment))
     findings = in_order(findings)

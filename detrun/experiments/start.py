@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -31,12 +31,14 @@ GONE_WITHIN = 30.0
 @dataclass(frozen=True)
 class Question:
     """What an experiment asks beside its recipe. kind: `pair`, `resume-check`, `localize` … reference: an arm of an
-    earlier one. steps: the last step that is asked for, where arms are ended before the recipe's last."""
+    earlier one. steps: the last step that is asked for, where arms are ended before the recipe's last. options: what a
+    command that takes it up has to know."""
 
     kind: str
     reference: Reference | None = None
     interrupts: Sequence[dict[str, Any]] = field(default=())
     steps: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def start(
@@ -136,6 +138,7 @@ def write_experiment(
         code=snapshot_code(loaded.workdir, folder.code_dir).model_copy(update={"program": program}),
         reference=question.reference,
         interrupts=list(question.interrupts),
+        options=dict(question.options),
     ).write(folder.experiment_file)
     (folder.path / "recipe.yaml").write_text(loaded.text, encoding="utf-8")
     folder.jobs_dir.mkdir(exist_ok=True)

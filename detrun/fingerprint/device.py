@@ -10,7 +10,8 @@ Kaser, "Strongly universal string hashing is fast", 2013).
 Many small tensors are packed: consecutive tensors of less than a row make one segment of up to `SEGMENT` lanes, each
 padded to a whole lane. What tells them apart (dtype, shape, order) is hashed on the host, in `ml128_text`.
 
-Nothing here waits for the device, and temporaries are bounded by `chunk_rows`.
+Nothing here waits for the device, and temporaries are bounded by `chunk_rows`. Where Triton is there, a GPU's rows are
+summed by the kernel of `fingerprint/triton_kernel.py`, in one pass and with the same result.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SEGMENT = 1 << 20
 """Most lanes of a segment of packed small tensors."""
 
 _LOW = 0xFFFF_FFFF
+_kernel_fails = False
 _keys: dict[tuple[torch.device, int], Tensor] = {}
 
 
@@ -66,7 +68,10 @@ def multilinear(lanes: Tensor, chunk_rows: int | None = None) -> Tensor:
     if chunk_rows is None:
         chunk_rows = 4 if lanes.is_cpu else 64
     level = 0
-    values = _row_values(lanes, level_keys_on(lanes.device, level), chunk_rows)
+    keys = level_keys_on(lanes.device, level)
+    values = _kernel_values(lanes, keys) if lanes.is_cuda else None
+    if values is None:
+        values = _row_values(lanes, keys, chunk_rows)
     while values.shape[1] > 1:
         level += 1
         keys = level_keys_on(lanes.device, level)
@@ -92,6 +97,20 @@ def level_keys_on(device: torch.device, level: int) -> Tensor:
         keys = torch.tensor(level_keys(level).view(np.int64), dtype=torch.int64, device=device)
         _keys[device, level] = keys
     return keys
+
+
+def _kernel_values(lanes: Tensor, keys: Tensor) -> Tensor | None:
+    """The rows by the kernel; None without Triton, or where it cannot compile here: tried once a process."""
+    global _kernel_fails
+    if _kernel_fails:
+        return None
+    try:
+        from detrun.fingerprint.triton_kernel import row_values
+
+        return row_values(lanes, keys)
+    except Exception:  # noqa: BLE001  whatever a compiler raises: there is another way to the same result
+        _kernel_fails = True
+        return None
 
 
 def _row_values(lanes: Tensor, keys: Tensor, chunk_rows: int) -> Tensor:

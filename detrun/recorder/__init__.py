@@ -55,6 +55,10 @@ def install() -> None:
 
         observer = Observer(session)
         hooks.install(session, observer)
+        if os.environ.get("DETRUN_TRACE"):
+            from detrun.recorder import trace
+
+            trace.install(session, observer)
         if os.environ.get("DETRUN_SABOTAGE"):
             from detrun.recorder import sabotage
 

@@ -96,6 +96,11 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     _replace_everywhere("unpatched_nn_module_call", original, call)
 
 
+def is_trained(module: nn.Module) -> bool:
+    """Whether a call of this module from outside any other is a micro-batch: it is in training mode and has parameters."""
+    return _role(module) is _TRAINING
+
+
 _TRAINING, _RESTING, _BARE = "in training mode", "in evaluation mode", "buffers alone"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Observer:
         self._sabotage_due = True
         self._updates = Updates()
         self._records: bool | None = None
+        self.when_constructed: list[Callable[[], None]] = []
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
         session.before_drain = self._finish
 
@@ -55,7 +56,7 @@ class Observer:
 
     def forward_begins(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module was called from outside any other module, in training: a micro-batch begins."""
-        if self._capturing():
+        if self.capturing():
             return
         session = self.session
         if session.initial_rng is None:
@@ -73,7 +74,7 @@ class Observer:
 
     def resting_forward_begins(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The same in evaluation mode: what it was given is the batch of a step that has no other."""
-        if not self._capturing():
+        if not self.capturing():
             self.session.draft.resting_batches.append(batch_digest(args, kwargs))
 
     def add_root(self, root: nn.Module) -> None:
@@ -95,7 +96,7 @@ class Observer:
 
     def backward_begins(self, tensors: Tensor | Sequence[Tensor] | None) -> None:
         """An outermost backward pass begins: what it starts from, if it is one number, is a loss."""
-        if self._capturing():
+        if self.capturing():
             return
         session = self.session
         if session.initial_rng is None:
@@ -132,7 +133,7 @@ class Observer:
     def grad_begins(self, outputs: Tensor | Sequence[Tensor]) -> None:
         """`torch.autograd.grad` begins: what it starts from is a loss of a step that has no other, as it may also be a
         penalty on gradients."""
-        if self._capturing():
+        if self.capturing():
             return
         session = self.session
         if session.initial_rng is None:
@@ -149,7 +150,7 @@ class Observer:
 
     def backward_ends(self) -> None:
         """An outermost backward pass ended: of a program without an optimizer these may be the step's gradients."""
-        if self._capturing() or not self._steps_by_hand():
+        if self.capturing() or not self._steps_by_hand():
             return
         parameters = trained(self.live_roots())
         draft = self.session.draft
@@ -194,7 +195,7 @@ class Observer:
 
     def clip_begins(self, parameters: Sequence[Tensor]) -> None:
         """Gradients are about to be clipped: the last moment at which they are what backward and reduction made."""
-        if self._capturing() or not parameters:
+        if self.capturing() or not parameters:
             return
         serials = self.optimizers.serials()
         due = self._state_may_be_due()
@@ -209,7 +210,7 @@ class Observer:
 
     def clip_ends(self, norm: object) -> None:
         """The clipping returned the norm it found."""
-        if self._capturing():
+        if self.capturing():
             return
         value = scalar_from(norm)
         if value is not None:
@@ -217,7 +218,7 @@ class Observer:
 
     def save_begins(self) -> None:
         """An outermost save to a file begins."""
-        if not self._capturing():
+        if not self.capturing():
             self.capture.save_begins(sys._getframe(1))
 
     # Where the program is
@@ -248,11 +249,13 @@ class Observer:
         self.optimizers.serial(optimizer)
         self.session.has_optimizers = True
         self.session.show_start()
+        for action in self.when_constructed:
+            action()
 
     def optimizer_begins(self, optimizer: Optimizer, closure: object) -> None:
         """An outermost optimizer's step begins; with a closure, forward and backward run inside it."""
         self.optimizer_calls += 1
-        if self._capturing():
+        if self.capturing():
             self.session.warn("an optimizer step was captured into a graph; its replays are not seen")
             return
         session = self.session
@@ -283,7 +286,7 @@ class Observer:
 
     def optimizer_ends(self, optimizer: Optimizer, closure: object) -> None:
         """An outermost optimizer's step ended: perhaps a training step has."""
-        if self._capturing():
+        if self.capturing():
             return
         if self._rehearses:
             self._rehearses = False
@@ -385,7 +388,7 @@ class Observer:
         self.session.charge("state", started)
         self.session.write_environment({"parameters": digest}, self.live_roots())
 
-    def _capturing(self) -> bool:
+    def capturing(self) -> bool:
         """Is a device graph being captured? What the recorder did then would become a part of the graph."""
         if not self._has_graphs:
             return False

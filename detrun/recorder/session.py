@@ -50,6 +50,9 @@ class Session:
         self.sabotage: Sabotage | None = None
         self._told = self.closed
         self.before_drain: Callable[[], None] | None = None
+        self.before_end: list[Callable[[], None]] = []
+        self.muffle: threading.local | None = None
+        """Where a tracer is told that the recorder itself works on this thread: `muted` counts how deep."""
         self._when_claimed: list[Callable[[], None]] = []
         self.held: Draft | None = None
         self.tail: Draft | None = None
@@ -81,11 +84,16 @@ class Session:
             return
         started = time.thread_time()
         outer, self._nested = self._nested, 0.0
+        muffle = self.muffle
+        if muffle is not None:
+            muffle.muted = getattr(muffle, "muted", 0) + 1
         try:
             event(*args)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             self.warn(f"{event.__name__}: {type(error).__name__}: {error}")
         finally:
+            if muffle is not None:
+                muffle.muted -= 1
             spent = time.thread_time() - started
             self.cost.cpu_seconds["metrics"] += spent - self._nested
             self._nested = outer + spent  # one event may be told inside another, and counts once
@@ -238,6 +246,8 @@ class Session:
             return
         try:
             self.drain()
+            for end in self.before_end:
+                self.run(end)
             if self._progress is not None:
                 self._progress.show(self.closed, "end")
             self._write_cost()

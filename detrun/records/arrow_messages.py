@@ -199,7 +199,7 @@ class StreamIndex:
 
     def _parse(self, metadata: bytes, start: int, body: int) -> Message:
         table = _Table.root(metadata)
-        kind = _KINDS[table.number(1, "<B")] if table.number(1, "<B") in _KINDS else None
+        kind = _KINDS.get(table.number(1, "<B"))
         length = table.number(3, "<q")
         if kind is None or length < 0:
             raise ValueError

@@ -98,7 +98,8 @@ class Code(BaseModel):
 
 
 class ExperimentFile(Document):
-    """experiment.json: what was asked, written before anything is started."""
+    """experiment.json: what was asked, written before anything is started. options: of the command, where a later one
+    that takes the experiment up has to know them."""
 
     called: ClassVar[str] = "experiment.json"
 
@@ -121,6 +122,7 @@ class ExperimentFile(Document):
     code: Code = Field(default_factory=Code)
     reference: Reference | None = None
     interrupts: list[dict[str, Any]] = Field(default_factory=list)
+    options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("arms")
     @classmethod

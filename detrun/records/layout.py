@@ -6,7 +6,7 @@
         recorder/ code/ jobs/   what the arms run with
         arms/<arm>/work/        the arm's own output folder
         arms/<arm>/attempt-<n>/ job.json marker/ environment/ metrics/ recorder/ progress/ log/
-                                saves/ state/<boundary>/ interrupt/ sabotage/
+                                saves/ state/<boundary>/ interrupt/ sabotage/ trace/ kept/
         passes/<n>-<name>/      an experiment that this one ran: a folder like this one
         verdict.json report.html
 
@@ -85,6 +85,14 @@ class AttemptFolder:
     def sabotage_dir(self) -> Path:
         return self.path / "sabotage"
 
+    @property
+    def trace_dir(self) -> Path:
+        return self.path / "trace"
+
+    @property
+    def kept_dir(self) -> Path:
+        return self.path / "kept"
+
     def marker(self, task: int) -> Path:
         return self.marker_dir / f"task{task:05d}.json"
 
@@ -119,6 +127,22 @@ class AttemptFolder:
     def state_bytes(self, boundary: str, rank: int) -> Path:
         """The bytes that were kept of them."""
         return self.state_dir / boundary / rank_name(rank, "bytes")
+
+    def trace(self, rank: int) -> Path:
+        """The events of a rank."""
+        return self.trace_dir / rank_name(rank, "arrow")
+
+    def trace_index(self, rank: int) -> Path:
+        """What steps the events cover."""
+        return self.trace_dir / rank_name(rank, "jsonl")
+
+    def kept(self, rank: int) -> Path:
+        """The events whose tensors were kept."""
+        return self.kept_dir / rank_name(rank, "jsonl")
+
+    def kept_bytes(self, rank: int) -> Path:
+        """The bytes of these tensors."""
+        return self.kept_dir / rank_name(rank, "bytes")
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,7 @@ class TraceFile:
                 span,
                 digest if isinstance(digest, str) and _hexadecimal(digest) else None,
                 scopes if isinstance(scopes, dict) else {},
+                line.get("partial") is not True,
             )
         )
 

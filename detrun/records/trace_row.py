@@ -83,8 +83,9 @@ class TraceEvent:
     input part: how many events ago its storage was last written, 0 if that is not known. flags: which parts must not
     lead, "i0:uninitialized,o1:in-flight", "" for none. rng: digest of the random number generator before the event,
     None if it draws nothing. site: "train.py:212 in combine", "" if it was not asked for. group: the ranks of a
-    collective, "0-3"; peer: the other rank of a send or a receive, -1 for none. rows: a digest an index along the
-    first dimension of the first output, None if they were not taken.
+    collective, "0-3"; peer: the other rank of a send or a receive, -1 for none. rows: a number an index along the
+    first dimension of the output that says where something goes, or of the first one: equal where the rows are; None if
+    they were not taken.
     """
 
     seq: int

@@ -36,7 +36,7 @@ class Words:
     values: tuple[str, ...]
 
     def __getitem__(self, row: int) -> str:
-        return self.values[self.codes[row]]
+        return self.values[int(self.codes[row])]
 
     def take(self, rows: Integers) -> Words:
         return Words(self.codes[rows], self.values)

@@ -89,6 +89,7 @@ def _localized(verdict: Verdict, experiment: ExperimentFile) -> dict[str, Any]:
         "guilty": localize_rows.guilty_of_table(verdict),
         "kernels": localize_rows.kept_kernels(verdict),
         "spread": localize_rows.spread(verdict),
+        "propagation": localize_rows.propagation(verdict),
     }
 
 

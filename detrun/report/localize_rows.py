@@ -9,12 +9,13 @@ from typing import Any
 from detrun.compare.folding import ranks_in_words
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Finding, Verdict
-from detrun.report.localize_words import TRACE, operation, steps_in_words, window, window_in_words, within
+from detrun.report.localize_words import TRACE, operation, traced_coverage, window, window_in_words, within
 from detrun.report.words import listed, plural
 
 MAX_CAUSES = 3
 MAX_SPREAD = 6
 MAX_LISTED = 8
+MAX_TENSORS = 4
 _LEVELS = {1: "metrics", 2: "semantic", 3: "modules", 4: "operators", 5: "kernels"}
 
 
@@ -31,6 +32,7 @@ def rows(verdict: Verdict, experiment: ExperimentFile) -> list[Row]:
     return [
         *_descents(verdict, experiment),
         *_spread(verdict, experiment),
+        *_propagation(verdict),
         *_bytes(verdict),
         *_kernels(verdict),
         *_causes(verdict),
@@ -43,63 +45,72 @@ def rows(verdict: Verdict, experiment: ExperimentFile) -> list[Row]:
 
 def _descents(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
     described = []
-    coverage = next(iter(verdict.of_kind("coverage")), None)
+    coverage = traced_coverage(verdict)
     last = window(coverage.evidence, experiment.ranks) if coverage else ""
     for finding in verdict.of_kind("descent"):
         evidence = finding.evidence
         level = evidence.get("level", finding.where.get("level"))
         name = evidence.get("name") or _LEVELS.get(level if isinstance(level, int) else 0, "")
-        steps = steps_in_words(evidence.get("steps"))
-        on = evidence.get("ranks")
-        who = plural(on, "rank") if isinstance(on, int) else ranks_in_words(on, experiment.ranks) if on else ""
-        where = ", ".join(part for part in (steps, who) if part)
-        if coverage and window({"level": level, **evidence}, experiment.ranks) == last:
-            where = ""  # said below, with what was captured
+        where = window({key: evidence[key] for key in ("steps", "ranks") if key in evidence}, experiment.ranks)
         if isinstance(evidence.get("events"), int):
+            # What the last pass captured is told below.
+            where = "" if window({"level": level, **evidence}, experiment.ranks) == last else where
             described.append((f"level {level}  {name}", plural(evidence["events"], "event"), _counted(evidence), where))
         else:
-            described.append((f"level {level}  {name}", steps or finding.what, who if steps else "", ""))
+            steps, _, who = where.partition(", ")
+            described.append((f"level {level}  {name}", steps or finding.what, who, ""))
     width = max((len(first) for _, first, _, _ in described), default=0)
     for label, first, second, third in described:
         later = tuple(part for part in (second, third) if part)
         yield Row(label, (first.ljust(width), *later) if later else (first,))
+    yield from (Row("pairs", (finding.what,)) for finding in verdict.of_kind("levels"))
 
 
 def _counted(evidence: dict[str, Any]) -> str:
-    """`1,213 equal, 1 origin, 0 after it`."""
+    """`1,213 equal, 1 origin, 2 that follow from it, 1 missing`."""
     equal, differing, origins = (evidence.get(key) for key in ("equal", "differing", "origins"))
     parts = [f"{equal:,} equal"] if isinstance(equal, int) else []
     if isinstance(differing, int) and isinstance(origins, int) and origins:
         follow = max(0, differing - origins)
-        parts += [plural(origins, "origin")] + ([f"{follow:,} that follow from it"] if follow else [])
-    elif isinstance(differing, int):
-        parts += [f"{differing:,} different"] if differing else []
+        whom = "it" if origins == 1 else "them"
+        parts += [plural(origins, "origin")] + ([f"{follow:,} that follow from {whom}"] if follow else [])
+    elif isinstance(differing, int) and differing:
+        parts.append(f"{differing:,} different")
+    for key, words in (("missing", "in arm a alone"), ("extra", "in arm b alone")):
+        count = evidence.get(key)
+        parts += [f"{count:,} {words}"] if isinstance(count, int) and count else []
     return ", ".join(parts)
 
 
 def _spread(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
-    """Where the same happened elsewhere, folded by operation."""
+    """Where the same happened elsewhere, folded by operation, with what the ranks say about where to look."""
     found: dict[str, list[dict[str, Any]]] = {}
     for each in spread(verdict):
         found.setdefault(operation(each.get("op")), []).append(each)
+    groups = [each for finding in verdict.of_kind("spread") for each in _dicts(finding.evidence.get("groups"))]
+    readings = {operation(group.get("op")): str(group.get("reading") or "") for group in reversed(groups)}
     for number, (name, places) in enumerate(found.items()):
+        label = "" if number else "elsewhere"
         if number == MAX_SPREAD:
             yield Row("", (f"and {len(found) - MAX_SPREAD:,} more operations, all in report.html",))
             return
         on = sorted({each["rank"] for each in places if isinstance(each.get("rank"), int)})
         scopes = list(dict.fromkeys(str(each.get("scope") or "") for each in places))
         where = within(scopes[0]) if len(scopes) == 1 else f"in {_some(scopes)}"
-        who = ranks_in_words(on, experiment.ranks) if on else ""
-        facts = f"{name} {where}{f', {who}' if who else ''}"
-        reading = _reading(on, experiment.ranks) if not number and len(found) == 1 else ()
-        yield Row("" if number else "origins", (facts, *reading))
+        who = f", {ranks_in_words(on, experiment.ranks)}" if on else ""
+        yield Row(label, (f"{name} {where}{who}", *((readings[name],) if readings.get(name) else ())))
 
 
-def _reading(on: Sequence[int], ranks: int) -> tuple[str, ...]:
-    """What it tells that an operation is an origin on these ranks."""
-    if ranks < 2 or not on:
-        return ()
-    return ("so the operation itself" if len(on) >= ranks else "so these ranks' inputs, place or hardware",)
+def _propagation(verdict: Verdict) -> Iterator[Row]:
+    """The scopes through which the difference went on, in the order in which it came there."""
+    scopes = list(dict.fromkeys(str(each.get("scope") or "") for each in propagation(verdict)))
+    if len(scopes) > 1:
+        yield Row("went on through", (_some(scopes),))
+
+
+def propagation(verdict: Verdict) -> list[dict[str, Any]]:
+    """The first event that differs of each scope, phase and rank, each {rank, step, phase, scope, op, …}."""
+    return [each for finding in verdict.of_kind("propagation") for each in _dicts(finding.evidence.get("rows"))]
 
 
 def spread(verdict: Verdict) -> list[dict[str, Any]]:
@@ -108,8 +119,11 @@ def spread(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _bytes(verdict: Verdict) -> Iterator[Row]:
-    for finding in verdict.of_kind("bytes"):
-        yield Row("bytes", tuple(bytes_in_words(finding)))
+    found = verdict.of_kind("bytes")
+    for number, finding in enumerate(found[:MAX_TENSORS]):
+        yield Row("" if number else "bytes", tuple(bytes_in_words(finding)))
+    if len(found) > MAX_TENSORS:
+        yield Row("", (f"and {len(found) - MAX_TENSORS:,} more tensors, all in report.html",))
 
 
 def bytes_in_words(finding: Finding) -> list[str]:
@@ -125,7 +139,8 @@ def bytes_in_words(finding: Finding) -> list[str]:
         parts.append(ulp)
     if where := _rows(evidence):
         parts.append(where)
-    facts = [", ".join(parts)]
+    tensor = f"{evidence['tensor']}: " if evidence.get("tensor") else ""
+    facts = [f"{tensor}{', '.join(parts)}"]
     order = {"rows": "the same rows in another order", "elements": "the same elements in another order"}
     facts += [order[str(evidence["permutation"])]] if str(evidence.get("permutation")) in order else []
     for key, word in (("nan", "NaN"), ("signed_zeros", "only in the sign of zero")):
@@ -172,14 +187,18 @@ def _kernels(verdict: Verdict) -> Iterator[Row]:
 
 
 def _causes(verdict: Verdict) -> Iterator[Row]:
+    """The catalog's entries that fit, the likeliest with why it does and how to make sure."""
     for number, finding in enumerate(verdict.of_kind("cause")[:MAX_CAUSES]):
         entry, evidence = finding.evidence.get("catalog"), finding.evidence
-        title = str(evidence.get("title") or finding.what)
+        title = str(evidence.get("title") or finding.what).rstrip(".")
         facts = [title, f"catalog: {entry}"] if entry else [title]
-        facts += [f"because {evidence['why']}"] if evidence.get("why") else []
-        yield Row("cause" if not number else "or", tuple(facts))
+        if number:
+            yield Row("or", tuple(facts))
+            continue
+        facts += [f"since {evidence['why']}"] if evidence.get("why") else []
+        yield Row("cause", tuple(facts))
         if evidence.get("confirm") and not verdict.of_kind("confirmed"):
-            yield Row("to confirm", (str(evidence["confirm"]),))
+            yield Row("to confirm", (str(evidence["confirm"]).rstrip("."),))
 
 
 def _confirmed(verdict: Verdict) -> Iterator[Row]:
@@ -218,7 +237,7 @@ def _observer(verdict: Verdict) -> Iterator[Row]:
 
 def _coverage(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
     """What was traced, and what was there that was not."""
-    coverage = next(iter(verdict.of_kind("coverage")), None)
+    coverage = traced_coverage(verdict)
     if coverage is None:
         return
     captured = window_in_words(verdict, experiment)

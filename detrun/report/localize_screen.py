@@ -59,17 +59,22 @@ def _clean_table(verdict: Verdict) -> Iterator[Text]:
     if not rows:
         return
     yield Text()
-    cells = [(clean(f"calls of {localize_rows.guilty_of_table(verdict)}"), "clean", "differ")]
-    cells += [
-        (f"  {clean(f'{row.by} {row.value}'.strip())}", f"{row.clean:,}", f"{row.differing:,}")
-        for row in rows[:MAX_CLEAN_ROWS]
+    shown = rows[:MAX_CLEAN_ROWS]
+    widths = [
+        max(len(name), *(len(f"{number:,}") for number in numbers))
+        for name, numbers in (
+            ("clean", [row.clean for row in shown]),
+            ("differ", [row.differing for row in shown]),
+        )
     ]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(3)]
-    for number, (what, agreed, differ) in enumerate(cells):
-        text = f"{what.ljust(widths[0])}  {agreed.rjust(widths[1])}  {differ.rjust(widths[2])}"
-        yield Text(text, style="" if number else "bold")
+    width = sum(widths) + 4
+    heading = f"{'clean':>{widths[0]}}  {'differ':>{widths[1]}}"
+    yield Labelled.of(heading, clean(f"calls of {localize_rows.guilty_of_table(verdict)}"), width, style="bold")
+    for row in shown:
+        numbers = f"{row.clean:>{widths[0]},}  {row.differing:>{widths[1]},}"
+        yield Labelled.of(numbers, clean(f"{row.by} {row.value}".strip()), width)
     if len(rows) > MAX_CLEAN_ROWS:
-        yield Text(f"  and {len(rows) - MAX_CLEAN_ROWS:,} more, all in report.html")
+        yield Text(f"and {len(rows) - MAX_CLEAN_ROWS:,} more, all in report.html")
 
 
 def clean(text: str, limit: int = 2000) -> str:

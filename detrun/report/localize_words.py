@@ -12,6 +12,7 @@ from typing import Any
 from detrun.compare.folding import ranks_in_words
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Finding, Verdict
+from detrun.report import words
 from detrun.report.words import listed, plural
 
 LOCALIZE, TRACE = "localize", "trace"
@@ -52,7 +53,7 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
         return _diverged(verdict, experiment)
     if verdict.verdict == "identical":
         return _recorded(verdict, experiment)
-    return _not_verified(verdict)
+    return _not_verified(verdict, experiment)
 
 
 def _diverged(verdict: Verdict, experiment: ExperimentFile) -> str:
@@ -174,28 +175,34 @@ def brackets(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _recorded(verdict: Verdict, experiment: ExperimentFile) -> str:
-    """`hybrid-cpu: step 7, 2 ranks, level 4: 3,028 events, all equal`."""
-    window = window_in_words(verdict, experiment) or plural(experiment.ranks, "rank")
-    figure = verdict.figures.get("trace_events")
-    events = int(figure.value) if figure else sum(_events(finding) for finding in verdict.of_kind("descent"))
+    """`hybrid-cpu: level 4, step 7, every rank: 3,028 events`."""
+    seen = window_in_words(verdict, experiment)
     if verdict.experiment == TRACE:
-        size = verdict.figures.get("trace_bytes")
+        events, size = (verdict.figures.get(name) for name in ("trace_events", "trace_bytes"))
+        counted = f": {plural(int(events.value), 'event')}" if events else ""
         disk = f", {in_bytes(float(size.value))} on disk" if size else ""
-        return f"{verdict.recipe}: {window}: {plural(events, 'event')}{disk}"
-    equal = f"{plural(events, 'event')}, all equal" if events else "every metric and digest of state is equal"
-    return f"nothing to localize: {verdict.recipe}: {window}: {equal}"
+        return f"{verdict.recipe}: {seen or plural(experiment.ranks, 'rank')}{counted}{disk}"
+    if not was_traced(verdict):
+        return f"nothing to localize: {words.sentence(verdict, experiment)}"
+    descents = [finding.evidence.get("events") for finding in verdict.of_kind("descent")]
+    total = plural(sum(each for each in descents if isinstance(each, int)), "event")
+    return f"nothing to localize: {verdict.recipe}: {seen}: {total}, all equal"
 
 
-def _events(finding: Finding) -> int:
-    events = finding.evidence.get("events")
-    return events if isinstance(events, int) else 0
+def was_traced(verdict: Verdict) -> bool:
+    """Whether it went down from the metrics; where a pair was enough to answer, the verdict is that pair's."""
+    return bool(verdict.of_kind("descent"))
 
 
 def window_in_words(verdict: Verdict, experiment: ExperimentFile) -> str:
     """`level 4, step 7, every rank` of what was traced; empty where nothing says."""
-    coverage = next(iter(verdict.of_kind("coverage")), None)
-    evidence = coverage.evidence if coverage else {}
-    return window(evidence, experiment.ranks)
+    coverage = traced_coverage(verdict)
+    return window(coverage.evidence, experiment.ranks) if coverage else ""
+
+
+def traced_coverage(verdict: Verdict) -> Finding | None:
+    """The finding on what a trace captured. A pair's coverage, of metrics, is none."""
+    return next((each for each in verdict.of_kind("coverage") if "not_captured" in each.evidence), None)
 
 
 def window(evidence: dict[str, Any], ranks: int) -> str:
@@ -229,7 +236,7 @@ def _numbers(value: object) -> list[int]:
     return [each for each in value if isinstance(each, int)] if isinstance(value, Sequence) else []
 
 
-def _not_verified(verdict: Verdict) -> str:
+def _not_verified(verdict: Verdict, experiment: ExperimentFile) -> str:
     found = {finding.kind for finding in verdict.of_severity("not-verified")}
     if verdict.of_kind("job"):
         arms = listed(list(dict.fromkeys(f"arm {finding.where.get('arm')}" for finding in verdict.of_kind("job"))))
@@ -237,7 +244,9 @@ def _not_verified(verdict: Verdict) -> str:
     for kind, why in _WHY.items():
         if kind in found:
             return why
-    return "what was traced is not complete:" if verdict.experiment == TRACE else "no operation can be blamed:"
+    if verdict.experiment == LOCALIZE and not was_traced(verdict):
+        return words.sentence(verdict, experiment)
+    return "no operation can be blamed:" if verdict.experiment == LOCALIZE else "what was asked for was not recorded:"
 
 
 def fix(verdict: Verdict) -> str | None:
@@ -250,6 +259,8 @@ def fix(verdict: Verdict) -> str | None:
 
 def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     """Short facts about the runs: what was pinned, where they ran, which settings differ without being declared."""
+    if verdict.experiment == LOCALIZE and not was_traced(verdict):
+        return words.context(verdict, experiment)
     pinned = ", ".join(f"{name}={value}" for name, value in experiment.pinned.items())
     facts = [f"pinned by detrun: {pinned or 'nothing'}"]
     facts += [finding.what for finding in verdict.of_kind("same-nodes", "different-nodes", "devices")]
@@ -261,18 +272,24 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
 
 def next_step(verdict: Verdict, experiment: ExperimentFile, id: str) -> str:
     """The last line: the command to give next. id: what a command has to be given to find this experiment."""
+    again = shlex.join(experiment.command_line) or f"detrun localize {id}"
     if verdict.verdict == "identical":
-        arms = [arm.id for arm in experiment.arms]
-        if verdict.experiment == TRACE:
-            return f"hint: detrun compare holds two traces against each other; these: {id}, arm {listed(arms)}"
-        return f"detrun report {id}"
+        return f"hint: {_compare(verdict, experiment)}" if verdict.experiment == TRACE else f"detrun report {id}"
     if verdict.verdict == "diverged":
         return f"hint: detrun diagnose {id}" if verdict.culprit else f"hint: detrun report {id}"
     for finding in verdict.of_severity("not-verified"):
         if finding.evidence.get("widen"):
-            return f"hint: {shlex.join(experiment.command_line) or f'detrun localize {id}'} {finding.evidence['widen']}"
-    place = next((f.where for f in verdict.of_severity("infrastructure") if "arm" in f.where), None)
-    if place is None:
+            return f"hint: {again} {finding.evidence['widen']}"
+    failed = verdict.of_severity("infrastructure")
+    if not failed:
         return f"hint: detrun report {id}"
+    place = failed[0].where
+    if verdict.experiment == LOCALIZE or "arm" not in place:
+        return f"hint: after the fix, {again}"
     rank = f" --rank {place['rank']}" if "rank" in place else ""
     return f"hint: detrun logs {id} --arm {place['arm']}{rank}"
+
+
+def _compare(verdict: Verdict, experiment: ExperimentFile) -> str:
+    folders = [f"{verdict.id}/arms/{arm.id}" for arm in experiment.arms]
+    return f"detrun compare {folders[0]} {folders[1] if len(folders) > 1 else 'ANOTHER'}"

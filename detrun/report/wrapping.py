@@ -34,10 +34,12 @@ def wrapped(line: Text, width: int | None) -> list[Text]:
         return [line]
     if isinstance(line, Labelled) and line.hang < width // 2:
         return _below_its_text(line, width)
-    indent = len(plain) - len(plain.lstrip(" ")) + 2
     if GAP in plain.strip():
         return [Text(row) for row in _rows_of_facts(plain, width, "  ")]
-    pieces = textwrap.wrap(plain, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    text = plain.lstrip(" ")
+    indent = plain[: len(plain) - len(text)]
+    # Given apart, since textwrap leaves white space out before a word that is too long for its line.
+    pieces = _words(text, width, f"{indent}  ", indent)
     spans = line.divide([len(pieces[0])])
     return [spans[0], *(Text(piece, style=line.style) for piece in pieces[1:])]
 
@@ -63,5 +65,7 @@ def _rows_of_facts(plain: str, width: int, indent: str) -> Iterator[str]:
     yield from _words(row, width, indent)
 
 
-def _words(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _words(text: str, width: int, indent: str, first: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -40,7 +40,7 @@ def float8_weight() -> torch.Tensor:
 def float8_training() -> torch.Tensor:
     from torchao.float8 import Float8TrainingTensor
 
-    return Float8TrainingTensor(values().to(torch.float8_e4m3fn), torch.tensor(0.25), torch.float32)
+    return Float8TrainingTensor(values().to(torch.float8_e4m3fn), torch.tensor(0.25), torch.float32, None)
 
 
 def nested() -> torch.Tensor:

@@ -9,6 +9,7 @@ from detrun.records.jobs import ArmPlan, ExperimentFile
 from detrun.records.verdict import ArmSummary, AttemptSummary, Figure, Finding, FirstDivergence, Severity, Verdict
 
 ID = "hybrid-cpu-localize-20261129T101502-3f9a"
+READING = "on all ranks compared: look at the operation itself"
 ACCUMULATE = "atomic or threaded accumulation in varying order"
 
 
@@ -153,10 +154,13 @@ def many_origins() -> tuple[Verdict, ExperimentFile]:
         descent(2, 310, 44, 0, steps=[7, 7]),
         descent(3, 812, 120, 6, steps=[7, 7]),
         descent(4, 3028, 961, 6, steps=[7, 7]),
-        finding("spread", places=places),
+        finding("spread", places=places[1:], groups=[{"op": "aten.mm.default", "reading": READING}]),
+        finding(
+            "propagation", rows=[{**each, "phase": "forward", "scope": f"layers.{n}"} for n, each in enumerate(places)]
+        ),
         finding("clean-table", rows=rows),
         finding("kernels", a=["gemm_128x64", "splitk_reduce"], b=["gemm_128x64"]),
-        finding("bytes", elements=8, differing=0),
+        finding("bytes", "the bytes do not settle it (3 passes): arm b kept nothing of it", "warning"),
         finding("reproduction", script="repro/aten_mm.py", distinct=1, runs=12, text=""),
         coverage(steps=[7, 7]),
     ]
@@ -219,6 +223,23 @@ def nothing() -> tuple[Verdict, ExperimentFile]:
     return verdict("identical", findings), experiment()
 
 
+def a_pair_was_enough() -> tuple[Verdict, ExperimentFile]:
+    """No pair diverged, so that nothing was traced: the verdict is the last pair's."""
+    metrics = {"steps": 30, "metrics": ["loss", "grad_norm"], "batch": True}
+    findings = [
+        finding("levels", "3 pairs of the recipe came out identical: there is nothing to localize", pairs=3),
+        finding("same-nodes", "same nodes: node1"),
+        finding("coverage", "compared by bits: 2 metrics", **metrics),
+    ]
+    return verdict("identical", findings), experiment()
+
+
+def pair_not_verified() -> tuple[Verdict, ExperimentFile]:
+    """The pair that was to show the step left nothing to compare."""
+    what = "there is nothing that both arms recorded"
+    return verdict("not-verified", [finding("nothing-compared", what, "not-verified")]), experiment()
+
+
 def trace_changed_the_run() -> tuple[Verdict, ExperimentFile]:
     what = "grad_norm of the traced arm a differs from the untraced one's at step 1, rank 0 (1 ULP)"
     return verdict("not-verified", [finding("observer", what, "not-verified"), descent(1, None)]), experiment()
@@ -278,6 +299,8 @@ SCENES = (
     from_order,
     from_scalar,
     nothing,
+    a_pair_was_enough,
+    pair_not_verified,
     trace_changed_the_run,
     did_not_come_back,
     incomplete,

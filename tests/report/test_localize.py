@@ -20,7 +20,9 @@ from detrun.report.html import render_html
 from detrun.report.localize_words import in_bytes, steps_in_words, window
 from detrun.report.terminal import render
 from tests.report.localize_scenes import (
+    READING,
     SCENES,
+    a_pair_was_enough,
     coverage,
     culprit,
     descent,
@@ -30,6 +32,7 @@ from tests.report.localize_scenes import (
     many_origins,
     origin,
     outside_the_capture,
+    pair_not_verified,
     uncaptured,
     verdict,
 )
@@ -92,9 +95,10 @@ def test_in_a_pipe_nothing_is_wrapped_cut_or_colored(scene: Scene) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 133, 200])
 @each_scene
-def test_no_word_is_lost_at_any_width(scene: Scene, width: int) -> None:
+def test_nothing_is_lost_at_any_width(scene: Scene, width: int) -> None:
     found, asked = scene()
-    assert printed(found, asked, width=width).split() == piped(found, asked).split()
+    whole, shown = ("".join(text.split()) for text in (piped(found, asked), printed(found, asked, width=width)))
+    assert shown == whole
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,9 @@ def test_the_place_is_told_in_the_words_of_the_field() -> None:
         return piped(verdict("diverged", [], culprit(**fields)), experiment()).splitlines()[0]
 
     assert first() == "ORIGIN  aten.index_put_ in layers.1.moe, backward, step 1, rank 0"
-    assert first(name="aten.add.Tensor", scope="") == "ORIGIN  aten.add.Tensor outside modules, backward, step 1, rank 0"
+    assert (
+        first(name="aten.add.Tensor", scope="") == "ORIGIN  aten.add.Tensor outside modules, backward, step 1, rank 0"
+    )
     assert first(ranks=[0, 1]).endswith("step 1, every rank")
     assert first(phase="optimizer", scope="layers.1.weight", name="aten.lerp_.Scalar") == (
         "ORIGIN  aten.lerp_.Scalar of layers.1.weight, optimizer, step 1, rank 0"
@@ -185,11 +191,41 @@ def test_coverage_is_always_told() -> None:
     assert "part 7; and 12 more; seen from outside alone: x × 3" in text
 
 
-def test_several_origins_are_read_by_their_ranks() -> None:
-    assert "so the operation itself" in piped(*many_origins())
-    places = [{"scope": "layers.1", "rank": 1, "op": "aten.mm.default", "step": 7}]
-    text = piped(verdict("diverged", [finding("spread", places=places)], culprit()), experiment())
-    assert "aten.mm in layers.1, rank 1     so these ranks' inputs, place or hardware" in text
+def test_what_the_ranks_say_is_told_once_an_operation() -> None:
+    text = piped(*many_origins())
+    assert text.count(READING) == 1
+    assert re.search(r"^elsewhere +aten.mm in layers.1.attention, .*every rank     on all ranks", text, re.MULTILINE)
+    assert re.search(r"^went on through +layers.0, layers.1, layers.2, layers.3 and 2 more$", text, re.MULTILINE)
+
+
+def test_events_of_one_arm_alone_are_counted() -> None:
+    found = verdict("diverged", [descent(4, 10, 2, missing=1, extra=3)], culprit())
+    assert "8 equal, 2 different, 1 in arm a alone, 3 in arm b alone" in piped(found, experiment())
+
+
+def test_many_tensors_are_told_one_by_one_up_to_a_limit() -> None:
+    parts = [finding("bytes", tensor=f"output {n}", elements=4, differing=1) for n in range(9)]
+    text = piped(verdict("diverged", parts, culprit()), experiment())
+    assert "output 3: 1 of 4 elements differs" in text
+    assert "output 4" not in text
+    assert "and 5 more tensors, all in report.html" in text
+
+
+def test_only_the_likeliest_cause_is_explained() -> None:
+    causes = [
+        finding("cause", catalog=f"c{n}", title=f"title {n}.", why=f"why {n}", confirm=f"do {n}") for n in range(5)
+    ]
+    text = piped(verdict("diverged", causes, culprit()), experiment())
+    assert re.search(r"^cause +title 0     catalog: c0     since why 0$", text, re.MULTILINE)
+    assert re.search(r"^to confirm +do 0$", text, re.MULTILINE)
+    assert re.findall(r"^or +(.*)$", text, re.MULTILINE) == ["title 1     catalog: c1", "title 2     catalog: c2"]
+
+
+def test_where_a_pair_was_enough_its_words_are_used() -> None:
+    text = piped(*a_pair_was_enough())
+    assert text.startswith("IDENTICAL  nothing to localize: hybrid-cpu: 2 ranks × 30 steps, every bit of 2 metrics and")
+    assert "captured" not in text
+    assert piped(*pair_not_verified()).startswith("NOT VERIFIED  there is nothing that both arms recorded:")
 
 
 def test_the_fix_of_the_culprit_goes_before_that_of_the_catalog() -> None:

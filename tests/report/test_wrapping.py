@@ -35,4 +35,12 @@ def test_without_a_width_a_line_is_left_whole() -> None:
 
 def test_facts_are_kept_together_where_there_is_room() -> None:
     text = GAP.join(["one fact", "another fact", "a third"])
-    assert [row.plain for row in wrapped(Labelled.of("l", text, 4), 30)] == ["l   one fact     another fact", "    a third"]
+    assert [row.plain for row in wrapped(Labelled.of("l", text, 4), 30)] == [
+        "l   one fact     another fact",
+        "    a third",
+    ]
+
+
+def test_a_word_that_no_line_holds_is_kept_whole_with_its_indentation() -> None:
+    path = "/" + "x" * 50
+    assert [row.plain for row in wrapped(Text(f"  {path} and more"), 30)] == [f"  {path}", "    and more"]

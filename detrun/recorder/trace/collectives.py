@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from detrun.recorder.trace.leaves import keep_begin, keep_end
+
 if TYPE_CHECKING:
-    from detrun.recorder.trace.tracer import Draft, Tracer
+    from detrun.recorder.trace.tracer import Deferred, Draft, Tracer
 
 
 class Shape(NamedTuple):
@@ -87,11 +89,18 @@ _WAITS = ("wait", "synchronize", "block_current_stream")
 
 @dataclass(eq=False)
 class _InFlight:
-    """An operator whose outputs may not be there yet. Holds its Work until the program has waited for it."""
+    """An operator whose outputs may not be there yet. Holds its Work until the program has waited for it. future: the
+    one of the Work, where its end means that host memory is written."""
 
     work: Any
+    future: Any
     storages: list[int]
-    waited: bool = False
+    entry: Deferred | None = None
+
+    def is_done(self) -> bool:
+        if self.future is not None and self.future.done():
+            return True
+        return bool(self.work is not None and self.work.is_completed())
 
 
 @dataclass
@@ -176,7 +185,10 @@ class Collectives:
                 peer=members[peer] if 0 <= peer < len(members) else peer,
                 overwritten=destinations,
             )
-            return None if draft is None else (draft, destinations if at_root or not shape.writes_at_root else [])
+            if draft is None:
+                return None
+            keep_begin(tracer, draft, reads)
+            return draft, destinations if at_root or not shape.writes_at_root else []
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             tracer.fail(error)
             return None
@@ -188,35 +200,33 @@ class Collectives:
             work = torch.distributed.Work.unbox(boxed) if isinstance(boxed, torch.ScriptObject) else None
             if not outputs or (work is None and self._coalesced is None):
                 tracer.end(draft, outputs)
+                keep_end(tracer, draft, outputs)
                 return
-            flying = _InFlight(work, [_storage(tensor) for tensor in outputs])
+            on_host = all(tensor.is_cpu for tensor in outputs)
+            flying = _InFlight(work, _future(work) if on_host else None, [_storage(tensor) for tensor in outputs])
             if self._coalesced is not None:
-                flying.work = None  # several in one: what says when they are done comes at the end
+                flying.work = flying.future = None  # several in one: what says when they are done comes at the end
                 self._coalesced.append(flying)
             else:
                 self._flying[id(work)] = [flying]
-            tracer.defer(draft, outputs, lambda: self._is_done(flying))
+            flying.entry = tracer.defer(draft, outputs, flying.is_done, ordered=not on_host)
         except Exception as error:  # noqa: BLE001 - as above
             tracer.fail(error)
 
-    def _is_done(self, flying: _InFlight) -> bool:
-        if not flying.waited and flying.work is not None and flying.work.is_completed():
-            self._flying.pop(id(flying.work), None)
-            flying.waited, flying.work = True, None
-        return flying.waited
-
     # What tells that the program has waited
+
+    def sweep(self) -> None:
+        """A point at which the program has waited for what C++ started, as the end of a backward pass."""
+        if self._flying:
+            self.tracer.sweep()
+            done = [key for key, several in self._flying.items() if all(_is_read(flying) for flying in several)]
+            for key in done:
+                del self._flying[key]
 
     def _waited(self, works: Iterable[list[_InFlight]]) -> None:
         """The program has waited for these: what they wrote is there for it, and so for the tracer."""
-        try:
-            found = [flying for several in works for flying in several]
-            for flying in found:
-                flying.waited, flying.work = True, None
-            if found:
-                self.tracer.settle()
-        except Exception as error:  # noqa: BLE001 - as above
-            self.tracer.fail(error)
+        entries = [flying.entry for several in works for flying in several]
+        self.tracer.arrived([entry for entry in entries if entry is not None])
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         flying = self._flying
@@ -264,7 +274,7 @@ class Collectives:
                 self._waited([several])
             elif several:
                 for flying in several:
-                    flying.work = work
+                    flying.work = work  # no future: on a device it ends when the work is queued
                 self._flying[id(work)] = several
             return work
 
@@ -296,6 +306,17 @@ def rank_spans(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def _future(work: Any) -> Any:
+    try:
+        return work.get_future()
+    except (RuntimeError, NotImplementedError):  # sends and receives have none
+        return None
+
+
+def _is_read(flying: _InFlight) -> bool:
+    return flying.entry is None or flying.entry.draft.complete
 
 
 def _tensors(args: Sequence[Any], positions: Iterable[int]) -> list[Tensor]:

@@ -40,7 +40,8 @@ _MOST_LAYOUTS = 65_536
 class Layout(NamedTuple):
     """What follows from dtype, shape and strides alone. text: as in a signature. read: makes a buffer of the memory at
     an address, None where there is nothing to read. order: of the dimensions in memory, None for C's. dense: whether
-    memory order can be read. span: bytes from the first element to behind the last. simple: no conjugate, no
+    memory order can be read. span: bytes from the first element to behind the last. nbytes:
+    bytes that are the tensor's. simple: no conjugate, no
     quantization."""
 
     text: str
@@ -48,6 +49,7 @@ class Layout(NamedTuple):
     order: tuple[int, ...] | None
     dense: bool
     span: int
+    nbytes: int
     simple: bool
 
 
@@ -64,7 +66,8 @@ class OnDevice:
 
 class Seen(NamedTuple):
     """A part of a tensor that was read. text: for the signature. digest: 16 bytes, or on a device still. storage, low,
-    high: where in which storage it lies, in bytes, None where the program's own memory was not read. mark: why it has
+    high: where in which storage it lies, in bytes, None where the program's own memory was not read. nbytes: how many
+    of these bytes it has. mark: why it has
     no content."""
 
     text: str
@@ -72,6 +75,7 @@ class Seen(NamedTuple):
     storage: Any
     low: int
     high: int
+    nbytes: int
     mark: str
 
 
@@ -91,26 +95,33 @@ class Fingerprints:
                 try:
                     address = tensor.data_ptr()
                 except RuntimeError:  # a stand-in, as in functorch and in functionalization
-                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, "no-memory"),)
+                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
                 if tensor.is_cpu:
                     if layout.read is None:
-                        return (Seen(layout.text, _EMPTY, None, 0, 0, ""),)
+                        return (Seen(layout.text, _EMPTY, None, 0, 0, 0, ""),)
                     if address == 0:
-                        return (Seen(layout.text, NO_CONTENT, None, 0, 0, "no-memory"),)
+                        return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
                     if layout.dense:
                         digest: Any = _digest(layout.read(address))
                     else:
                         digest = _digest_of_copy(tensor)
                     low = tensor.storage_offset() * key[0].itemsize
-                    return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, ""),)
+                    return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes, ""),)
                 if tensor.is_meta or (address == 0 and layout.read is not None):
-                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, "no-memory"),)
+                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
                 if layout.read is None:
-                    return (Seen(layout.text, _EMPTY, None, 0, 0, ""),)
+                    return (Seen(layout.text, _EMPTY, None, 0, 0, 0, ""),)
                 low = tensor.storage_offset() * key[0].itemsize
                 digest = _on_device(tensor, layout)
-                return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, ""),)
+                return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes, ""),)
         return self._odd(tensor)
+
+    def region(self, tensor: Tensor) -> tuple[int, int, int]:
+        """(first byte, byte behind the last, bytes) of a plain tensor in its storage."""
+        key = (tensor.dtype, tensor.shape, tensor.stride())
+        layout = self._layouts.get(key) or self._learn(key)
+        low = tensor.storage_offset() * key[0].itemsize
+        return low, low + layout.span, layout.nbytes
 
     def fetch(self, waiting: Iterable[OnDevice]) -> None:
         """Bring digests from their devices, with one copy a device. The only place that waits for one."""
@@ -143,7 +154,7 @@ class Fingerprints:
             if memory is None:
                 # described as "tag<kind>|dtype|1,2;": the tensor itself where there is nothing inside it
                 text = f"{name}{_described(part.description)}"
-                found.append(Seen(text, NO_CONTENT, None, 0, 0, "no-memory"))
+                found.append(Seen(text, NO_CONTENT, None, 0, 0, 0, "no-memory"))
                 continue
             for seen in self.parts(memory):
                 storage = None if part.copied else seen.storage
@@ -163,7 +174,7 @@ def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ..
     text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
     simple = not (dtype.is_complex or dtype in _QUANTIZED)
     if elements == 0:
-        return Layout(text, None, None, True, 0, simple)
+        return Layout(text, None, None, True, 0, 0, simple)
     span = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * size
     wide = [dim for dim, extent in enumerate(shape) if extent > 1]
     by_stride = sorted(wide, key=lambda dim: -strides[dim])
@@ -175,7 +186,7 @@ def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ..
     if dense and by_stride != wide:
         order = (*by_stride, *(dim for dim in range(len(shape)) if shape[dim] <= 1))
         text += "@" + ",".join(map(str, order))
-    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, simple)
+    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, min(span, elements * size), simple)
 
 
 _QUANTIZED = frozenset(

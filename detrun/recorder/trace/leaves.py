@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from detrun.fingerprint.byte_digest import digest_bytes
+
+if TYPE_CHECKING:
+    from detrun.recorder.trace.tracer import Draft, Tracer
 
 _DEEPEST = 12
 _MOST = 10_000
@@ -40,6 +43,19 @@ def tensors_of(*values: Any) -> list[Tensor]:
         elif value is not None:
             _walk(value, tensors, None, 0)
     return tensors
+
+
+def keep_begin(tracer: Tracer, draft: Draft, inputs: Sequence[Any]) -> None:
+    """Give the inputs of an event that is no call of an operator to the keeper, if it wants them."""
+    keeper = tracer.keeper
+    if keeper is not None and keeper.wants(draft.key):
+        keeper.begin(draft, None, inputs, {})
+
+
+def keep_end(tracer: Tracer, draft: Draft, outputs: Sequence[Any]) -> None:
+    """The same for its outputs, when its digests are there."""
+    if tracer.keeper is not None:
+        tracer.keeper.end(draft, outputs)
 
 
 def _walk(item: Any, tensors: list[Tensor], words: list[str] | None, depth: int) -> None:

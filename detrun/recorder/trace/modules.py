@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from detrun.recorder.trace.leaves import leaves_of, tensors_of
+from detrun.recorder.trace.leaves import keep_begin, keep_end, leaves_of, tensors_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -57,6 +57,8 @@ class Modules:
         try:
             tensors, scalars = leaves_of(args, _keywords())
             draft = tracer.begin("module", "module", tensors, scalars=scalars)
+            if draft is not None:
+                keep_begin(tracer, draft, tensors)
             entry = (module, draft, torch.autograd._get_sequence_nr(), [t.grad_fn for t in tensors if t.requires_grad])
             self._stack().append(entry)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
@@ -78,6 +80,7 @@ class Modules:
                 return
             outputs = tensors_of(output)
             tracer.end(draft, outputs)
+            keep_end(tracer, draft, outputs)
             if torch.is_grad_enabled():
                 self._watch(draft, outputs, first, entries)
         except Exception as error:  # noqa: BLE001 - as above
@@ -153,6 +156,8 @@ class _Passage:
         self.draft = self.tracer.begin(
             "module", "module", gradients, phase="backward", scope=self.scope, microbatch=self.microbatch
         )
+        if self.draft is not None:
+            keep_begin(self.tracer, self.draft, gradients)
 
     def _end(self) -> None:
         draft, self.draft = self.draft, None
@@ -160,6 +165,7 @@ class _Passage:
         self._left.clear()
         if draft is not None:
             self.tracer.end(draft, gradients)
+            keep_end(self.tracer, draft, gradients)
 
 
 def _boundary(outputs: list[Any], first: int, entries: list[Any]) -> list[tuple[Any, list[int]]]:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 Place = tuple[str, str, int]
 """(phase, scope, micro-batch)."""
 
-_sequence = torch._C._get_sequence_nr if hasattr(torch._C, "_get_sequence_nr") else torch.autograd._get_sequence_nr
+_sequence = torch.autograd._get_sequence_nr
 _current_node = torch._C._current_autograd_node
 _NO_NUMBER = 1 << 62
 """Nodes that are never made anew, those that add to a leaf's gradient, all have a number above this."""
@@ -159,6 +159,13 @@ class Scopes:
             return stack[-1]
         scope, microbatch = self._of_node(node)
         return ("backward", scope, microbatch)
+
+    def in_optimizer(self) -> bool:
+        return bool(self._local.optimizers)
+
+    def site(self) -> str:
+        """`train.py:212 in combine`: the program's line that this event came from, "" if there is none."""
+        return ""
 
     def note_tensors(self, tensors: Sequence[object]) -> None:
         """What an operation is given: inside an optimizer that tells which parameter it is about."""

@@ -6,15 +6,15 @@ read every parameter once a step, so that such a write is seen in the step in wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from detrun.recorder.trace.leaves import leaves_of, tensors_of
+from detrun.recorder.trace.leaves import keep_begin, keep_end, leaves_of, tensors_of
 
 if TYPE_CHECKING:
     from detrun.recorder.trace.tracer import Draft, Tracer
@@ -25,17 +25,14 @@ OPERATORS = 4
 
 @dataclass
 class Steps:
-    """The events of batches and optimizers. `roots`: the modules that were called from outside any other.
+    """The events of batches and optimizers.
 
-    `install` once, before the recorder's own optimizer hooks: those close the step. Its hooks return at once while no
-    window is open. Never raises into the program.
+    `install` once, before the hooks that close the step. Its own return at once while no window is open. Never raises
+    into the program.
     """
 
     tracer: Tracer
-    roots: Callable[[], Iterable[nn.Module]]
-    _names: dict[int, str] = field(default_factory=dict)
     _open: list[tuple[Draft, Tensor, Optimizer]] = field(default_factory=list)
-    _depth: int = 0
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before)
@@ -43,7 +40,6 @@ class Steps:
 
     def close(self) -> None:
         """The window closes."""
-        self._names.clear()
         self._open.clear()
 
     def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -55,13 +51,15 @@ class Steps:
             tensors, scalars = leaves_of(args, kwargs)
             draft = tracer.begin("batch", "batch", tensors, phase="forward", scope="", scalars=scalars)
             if draft is not None:
+                keep_begin(tracer, draft, tensors)
                 tracer.end(draft, [])
+                keep_end(tracer, draft, [])
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             tracer.fail(error)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         tracer = self.tracer
-        if not tracer.active or tracer.level >= OPERATORS or callable(_closure(args, kwargs)):
+        if not tracer.active or tracer.settings.level >= OPERATORS or callable(_closure(args, kwargs)):
             return
         try:
             begun = {id(parameter) for _, parameter, _ in self._open}
@@ -77,7 +75,7 @@ class Steps:
             self._open.clear()
             return
         try:
-            if tracer.level >= OPERATORS:
+            if tracer.settings.level >= OPERATORS:
                 for parameter in _parameters(optimizer):
                     self._reads(parameter)
                 return
@@ -88,8 +86,9 @@ class Steps:
             mine = [entry for entry in self._open if entry[2] is optimizer]
             self._open = [entry for entry in self._open if entry[2] is not optimizer]
             for draft, parameter, _ in mine:
-                state = optimizer.state.get(parameter)
-                tracer.end(draft, [parameter, *tensors_of(state)])
+                outputs = [parameter, *tensors_of(optimizer.state.get(parameter))]
+                tracer.end(draft, outputs)
+                keep_end(tracer, draft, outputs)
         except Exception as error:  # noqa: BLE001 - as above
             tracer.fail(error)
 
@@ -98,6 +97,7 @@ class Steps:
             "optimizer", type(optimizer).__name__, inputs, phase="optimizer", scope=self._name(parameter)
         )
         if draft is not None:
+            keep_begin(self.tracer, draft, inputs)
             self._open.append((draft, parameter, optimizer))
 
     def _reads(self, parameter: Tensor) -> None:
@@ -105,17 +105,12 @@ class Steps:
             "parameter", "parameters", [parameter], phase="optimizer", scope=self._name(parameter)
         )
         if draft is not None:
+            keep_begin(self.tracer, draft, [parameter])
             self.tracer.end(draft, [])
+            keep_end(self.tracer, draft, [])
 
     def _name(self, parameter: Tensor) -> str:
-        """Its dotted name in the root module, "" where it has none, as a flattened copy of several."""
-        name = self._names.get(id(parameter))
-        if name is None:
-            for root in self.roots():
-                for known, other in root.named_parameters():
-                    self._names.setdefault(id(other), known)
-            name = self._names.setdefault(id(parameter), "")
-        return name
+        return self.tracer.scopes.parameter_name(parameter)
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:

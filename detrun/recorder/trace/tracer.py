@@ -12,6 +12,7 @@ on. A source calls `begin` before the event, lets it happen, and calls `end` wit
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from detrun.fingerprint.tensors import no_dispatch_modes
-from detrun.recorder.trace.fingerprints import Fingerprints, Seen
-from detrun.recorder.trace.output import TraceOutput
+from detrun.fingerprint.tensors import PLAIN
+from detrun.recorder.trace import pointers
+from detrun.recorder.trace.fingerprints import Fingerprints
+from detrun.recorder.trace.output import TraceOutput, fetch_digests
 from detrun.recorder.trace.producers import Producers
+from detrun.recorder.trace.routing import rows_of
 from detrun.recorder.trace.window import TraceSettings
 from detrun.records.trace_row import NO_CONTENT, EventKey
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from detrun.recorder.trace.scopes import Scopes
 
 FLUSH_ROWS = 8192
+IN_FLIGHT = "in-flight"
+_MOST_REMARKS = 100
 
 
 class Draft:
@@ -127,7 +132,7 @@ class Tracer:
         self.skipped_views = 0
         self._output: TraceOutput | None = None
         self._rows: list[Draft] = []
-        self._deferred: list[tuple[Draft, Sequence[object], Callable[[], bool]]] = []
+        self._deferred: list[Deferred] = []
         self._seq = 0
         self._occurrences: dict[tuple[int, str, str, str], int] = {}
         self._opaque: dict[str, int] = {}
@@ -234,8 +239,8 @@ class Tracer:
                 occurrence = self._occurrences.get(key, 0)
                 self._occurrences[key] = occurrence + 1
             draft.occurrence = occurrence
-            for value in overwritten:
-                self._settle(value)
+            if self._deferred:
+                self.settle(overwritten)
             for value in inputs:
                 self._take_input(draft, value)
             draft.texts.append("->")
@@ -244,42 +249,106 @@ class Tracer:
             self.fail(error)
             return None
 
-    def end(self, draft: Draft, outputs: Iterable[object], mark: str = "") -> None:
-        """The event ended. outputs: as `inputs`, what it wrote or returned. mark: a flag for all of them. Never
-        raises."""
+    def end(self, draft: Draft, outputs: Iterable[object], mark: str = "", router: int = -1) -> None:
+        """The event ended. outputs: as `inputs`, what it wrote or returned. mark: a flag for all of them. router:
+        which of them says where something goes, so that an integer one gets a digest a row. Never raises."""
         if not self.active:
             return
         try:
             with self.lock:
                 seq = self._append(draft)
+                position = 0
                 for value in outputs:
                     self._take_output(draft, value, seq, mark)
+                    if (router == position or (self.settings.rows and position == 0)) and isinstance(value, Tensor):
+                        draft.rows = rows_of(value, asked=self.settings.rows)
+                    position += 1
                 self._completed(draft)
                 if len(self._rows) >= FLUSH_ROWS:
-                    self._flush()
+                    self._flush_complete()
         except Exception as error:  # noqa: BLE001
             self.fail(error)
 
-    def defer(self, draft: Draft, outputs: Sequence[object], is_done: Callable[[], bool]) -> None:
-        """The event began something that goes on: its outputs are read when the next recorded event reads them, or at
-        a flush, if `is_done` then says so; otherwise they are flagged as in flight. Waits for nothing. Never raises."""
+    def read(self, draft: Draft, output: Tensor) -> None:
+        """Read an output of an event now, before it ends: the tensor may be gone or changed by then. Never raises."""
         if not self.active:
             return
         try:
+            for text, digest, _, _, _, _, mark in self.fingerprints.parts(output):
+                draft.texts.append(text)
+                if mark:
+                    draft.marks.append(f"o{len(draft.outputs)}:{mark}")
+                draft.outputs.append(digest)
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+
+    def defer(
+        self, draft: Draft, outputs: Iterable[object], is_done: Callable[[], bool], *, ordered: bool = False
+    ) -> Deferred | None:
+        """The event began something that goes on: its outputs are read when the next recorded event reads them, or at
+        a flush, if `is_done` then says so; otherwise they are flagged as in flight. ordered: whoever reads them is put
+        behind what goes on, as on a device's stream, and so are we. Waits for nothing. Never raises."""
+        if not self.active:
+            return None
+        try:
             with self.lock:
-                seq = self._append(draft)
-                entry = (draft, list(outputs), is_done)
+                self._append(draft)
+                entry = Deferred(draft, list(outputs), is_done, ordered)
                 self._deferred.append(entry)
-                for tensor in _tensors(outputs):
-                    self.producers.pending(tensor, seq, lambda: self._resolve(entry))
+                for tensor in _tensors(entry.outputs):
+                    storage = _storage(tensor)
+                    if storage is not None:
+                        self.producers.pending(storage, functools.partial(self._resolve, entry))
+                return entry
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+            return None
+
+    def arrived(self, entries: Iterable[Deferred]) -> None:
+        """The program waited for what these events began. Never raises."""
+        try:
+            with self.lock:
+                for entry in entries:
+                    entry.done = True
+                    self._resolve(entry)
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+
+    def sweep(self) -> None:
+        """Read the outputs of all deferred events that say they are done. Never raises."""
+        try:
+            with self.lock:
+                arrived = [entry for entry in self._deferred if entry.done or entry.is_done()]
+                self.arrived(arrived)
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+
+    def settle(self, tensors: Iterable[object], *, done: bool = False) -> None:
+        """The program waited for these tensors (done), or is about to use them. Never raises."""
+        try:
+            with self.lock:
+                for tensor in _tensors(tensors):
+                    storage = _storage(tensor)
+                    known = self.producers.find(storage) if storage is not None else None
+                    if known is not None and known.pending is not None:
+                        if done:
+                            _tell_done(known.pending)
+                        self.producers.settle(storage)
         except Exception as error:  # noqa: BLE001
             self.fail(error)
 
     def wrote(self, tensors: Iterable[object]) -> None:
         """Something that is not recorded wrote these tensors. Never raises."""
+        if not self.active:
+            return
         try:
-            for tensor in _tensors(tensors):
-                self.producers.wrote(tensor, -1)
+            with self.lock:
+                for tensor in _tensors(tensors):
+                    storage = _storage(tensor)
+                    if storage is not None:
+                        low, high, nbytes = self.fingerprints.region(tensor)
+                        self.producers.settle(storage)
+                        self.producers.wrote(storage, low, high, -1, nbytes)
         except Exception as error:  # noqa: BLE001
             self.fail(error)
 
@@ -289,5 +358,205 @@ class Tracer:
 
     def not_captured(self, text: str) -> None:
         """Say once what this trace does not hold."""
-        if text not in self._not_captured and len(self._not_captured) < 100:
+        if text not in self._not_captured and len(self._not_captured) < _MOST_REMARKS:
             self._not_captured.append(text)
+
+    # Parts
+
+    def _take_input(self, draft: Draft, value: object) -> None:
+        if not isinstance(value, Tensor):
+            if isinstance(value, (list, tuple)):
+                for each in value:
+                    self._take_input(draft, each)
+            elif value is None:
+                draft.texts.append("-")
+            return
+        producers = self.producers
+        if self._deferred:
+            storage = _storage(value)
+            if storage is not None:
+                producers.settle(storage)
+        for text, digest, storage, low, high, _, mark in self.fingerprints.parts(value):
+            draft.texts.append(text)
+            writer = -1
+            if storage is not None:
+                known = producers.find(storage)
+                if known is not None:
+                    writer = known.writer(low, high)
+                    mark = known.mark  # noqa: PLW2901
+                    if known.blank and not known.covered(low, high):
+                        mark = "uninitialized"  # noqa: PLW2901
+            if mark:
+                draft.marks.append(f"i{len(draft.inputs)}:{mark}")
+                if mark == IN_FLIGHT:
+                    digest = NO_CONTENT  # noqa: PLW2901
+            elif "int64" in text and pointers.suspicious(value):
+                draft.marks.append(f"i{len(draft.inputs)}:pointers")
+            draft.inputs.append(digest)
+            draft.writers.append(writer)
+
+    def _take_output(self, draft: Draft, value: object, seq: int, mark: str) -> None:
+        if not isinstance(value, Tensor):
+            if isinstance(value, (list, tuple)):
+                for each in value:
+                    self._take_output(draft, each, seq, mark)
+            elif value is None:
+                draft.texts.append("-")
+            return
+        for text, digest, storage, low, high, nbytes, own in self.fingerprints.parts(value):
+            draft.texts.append(text)
+            flag = mark or own
+            if storage is not None:
+                self.producers.wrote(storage, low, high, seq, nbytes, mark)
+            if flag:
+                draft.marks.append(f"o{len(draft.outputs)}:{flag}")
+            elif "int64" in text and pointers.suspicious(value):
+                draft.marks.append(f"o{len(draft.outputs)}:pointers")
+            draft.outputs.append(digest)
+
+    # Rows
+
+    def _append(self, draft: Draft) -> int:
+        seq = draft.seq = self._seq
+        self._seq = seq + 1
+        draft.producers = [seq - writer if writer >= 0 else 0 for writer in draft.writers]
+        if self.settings.call_sites:
+            draft.site = self.scopes.site()
+        self._rows.append(draft)
+        return seq
+
+    def _completed(self, draft: Draft) -> None:
+        draft.signature = _signature(draft.texts)
+        if draft.marks:
+            draft.flags = ",".join(draft.marks)
+            self._flagged += len(draft.marks)
+        draft.complete = True
+
+    def _resolve(self, entry: Deferred, *, last: bool = False) -> None:
+        """Read the outputs of an event that was deferred. last: whether nobody will ask again."""
+        draft = entry.draft
+        if draft.complete:
+            return
+        if entry in self._deferred:
+            self._deferred.remove(entry)
+        done = entry.done or (entry.ordered and not last) or entry.is_done()
+        for value in entry.outputs:
+            self._take_output(draft, value, draft.seq, "" if done else IN_FLIGHT)
+        if not done:
+            draft.outputs = [NO_CONTENT for _ in draft.outputs]
+        self._completed(draft)
+        if self.keeper is not None and done:
+            self.keeper.end(draft, entry.outputs)
+
+    def _end_step(self) -> None:
+        with self.lock:
+            step = self.step
+            if step is None:
+                return
+            for listener in self.step_listeners:
+                listener(step)
+            for entry in list(self._deferred):
+                self._resolve(entry, last=True)
+            self._flush(self._rows)
+            if self._output is not None and not self._done:
+                self._output.end_step(step)
+            self._occurrences.clear()
+            self.producers.purge()
+
+    def _flush_complete(self) -> None:
+        """Write the rows before the first one that is still deferred, if these are many."""
+        count = next((index for index, row in enumerate(self._rows) if not row.complete), len(self._rows))
+        if count >= FLUSH_ROWS:
+            self._flush(self._rows[:count])
+
+    def _flush(self, rows: list[Draft]) -> None:
+        if not rows or self._output is None:
+            return
+        fetch_digests(rows, self.fingerprints.fetch)
+        written = self._output.write(rows)
+        self._rows = self._rows[len(rows) :]
+        if not written:
+            self._output.end_step(rows[0].step, partial=True)
+            self._rows = []
+            self._finish("byte budget")
+
+    # Beginning and end
+
+    def _may_open(self) -> bool:
+        """Whether this process is the one that trains as a rank that is to be traced."""
+        session = self.session
+        if not session.is_rank():
+            return False
+        rank = session.rank()
+        if not self.settings.wants_rank(rank):
+            self._done = True
+            self._stop()
+            return False
+        self._output = TraceOutput(session.attempt, rank, self.settings)
+        return True
+
+    def _finish(self, reason: str | None) -> None:
+        output, self._output = self._output, None
+        self._stop()
+        if output is None:
+            return
+        output.end(
+            reason,
+            {
+                "events": output.events,
+                "opaque": dict(sorted(self._opaque.items())),
+                "not_captured": list(self._not_captured),
+                "flagged": self._flagged,
+                "skipped_views": self.skipped_views,
+            },
+        )
+
+    def _stop(self) -> None:
+        was, self.active, self._done, self.step = self.active, False, True, None
+        self._rows = []
+        self._deferred = []
+        self.producers.clear()
+        if was:
+            for listener in self.listeners:
+                try:
+                    listener(False)
+                except Exception as error:  # noqa: BLE001
+                    self.session.warn(f"the trace did not end well: {type(error).__name__}: {error}")
+
+
+class Deferred:
+    """An event whose outputs are not there yet."""
+
+    __slots__ = ("done", "draft", "is_done", "ordered", "outputs")
+
+    def __init__(self, draft: Draft, outputs: list[object], is_done: Callable[[], bool], ordered: bool) -> None:
+        self.draft = draft
+        self.outputs = outputs
+        self.is_done = is_done
+        self.ordered = ordered
+        self.done = False
+
+
+def _tell_done(settle: Any) -> None:
+    settle.args[0].done = True
+
+
+def _signature(texts: Sequence[str]) -> str:
+    return " ".join(texts)
+
+
+def _tensors(values: Iterable[object]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+def _storage(tensor: Tensor) -> Any:
+    """The storage of a plain tensor with memory."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
+        return tensor.untyped_storage()
+    return None

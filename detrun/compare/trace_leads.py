@@ -1,0 +1,193 @@
+"""Which events of a rank lead: where its arms part by themselves.
+
+An event whose inputs match and whose outputs do not is an origin, wherever it comes. One whose inputs differ leads only
+if nothing that was recorded explains it, and nothing differed before: what comes later may follow from the first
+difference on a way that is not recorded, such as a number that the host read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy
+
+from detrun.compare.trace_shared import shared_key
+from detrun.compare.trace_sources import Scene, differing_parts, explained, source_of
+from detrun.compare.trace_summary import Lead, LeadKind, RankReading
+from detrun.compare.trace_views import is_view
+from detrun.records.files import one_line
+from detrun.records.trace_row import TraceEvent
+from detrun.records.trace_table import Integers
+
+ENCLOSING = ("module", "recompute", "opaque", "optimizer")
+"""Kinds of events inside of which other events happen, and end before them."""
+
+_SHARED = ("collective", "send", "recv")
+
+
+class LeadBook:
+    """Gathers the leads of a rank over its steps. unexplained: operations whose inputs differ after the first
+    difference, and that no recorded event explains."""
+
+    def __init__(self, reading: RankReading, limit: int) -> None:
+        self.unexplained: Counter[str] = Counter()
+        self._reading = reading
+        self._limit = limit
+        self._differed = False
+        self._suspects: list[Lead] = []
+        self._suspects_total = 0
+
+    def add(self, scene: Scene, *, missing: bool, extra: bool) -> None:
+        """Adds a step. missing, extra: whether events that only A has, or only B, are differences."""
+        found = scene.alignment.differences
+        apart = numpy.flatnonzero(found.any)
+        if not self._differed:
+            unpaired = self._unpaired(scene, apart, missing, extra)
+            if unpaired is not None:
+                self._put([unpaired])
+                self._differed = True
+        if not len(apart):
+            return
+        sources = found.inputs & ~explained(scene)
+        leads: list[Lead] = []
+        if not self._differed and sources[apart[0]]:
+            leads.append(source_of(scene, int(apart[0])))
+            sources[apart[0]] = False
+        kinds = scene.a.table.texts["kind"]
+        ops = scene.a.table.texts["op"]
+        rows = scene.alignment.rows_a
+        later = numpy.flatnonzero(sources)
+        if len(later):
+            codes, counts = numpy.unique(ops.codes[rows[later]], return_counts=True)
+            for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+                self.unexplained[ops.values[code]] += count
+        origins = numpy.flatnonzero(~found.inputs & found.outputs)
+        doubtful = found.doubtful_inputs[origins]
+        self._suspect(scene, origins[doubtful])
+        candidates = origins[~doubtful]
+        enclosing = numpy.isin(
+            kinds.codes[rows[candidates]], [kinds.values.index(k) for k in ENCLOSING if k in kinds.values]
+        )
+        simple = candidates[~enclosing]
+        room = max(0, self._limit - len(self._reading.leads))
+        leads += [_origin(scene, int(number)) for number in simple[:room]]
+        extra_leads = len(simple) - min(len(simple), room)
+        leads = _with_enclosing(scene, leads, candidates[enclosing], apart)
+        self._put(sorted(leads, key=lambda lead: lead.event.seq))
+        self._reading.leads_total += extra_leads
+        if not self._differed and not leads and not len(origins):
+            # Explained by something that only B's order has before it: said, rather than passed over.
+            self._put([source_of(scene, int(apart[0]))])
+        self._differed = True
+
+    def finish(self) -> None:
+        """All steps were added: suspects lead where nothing else does."""
+        reading = self._reading
+        if not reading.leads and reading.differs:
+            self._put(self._suspects)
+            reading.leads_total += self._suspects_total - len(self._suspects)
+        elif self._suspects_total:
+            reading.notes.append(
+                f"rank {reading.rank}: {self._suspects_total:,} events differ whose only differing inputs are flagged"
+            )
+        reading.first_difference = reading.leads[0] if reading.leads else None
+
+    def _put(self, leads: list[Lead]) -> None:
+        reading = self._reading
+        reading.leads_total += len(leads)
+        reading.leads += leads[: self._limit - len(reading.leads)]
+
+    def _suspect(self, scene: Scene, numbers: Integers) -> None:
+        self._suspects_total += len(numbers)
+        for number in numbers[: self._limit - len(self._suspects)].tolist():
+            lead = _origin(scene, number)
+            flags = one_line(lead.event.flags, 80)
+            uninitialized = "uninitialized" in lead.event.flags
+            self._suspects.append(
+                replace(
+                    lead,
+                    role="suspect",
+                    kind="uninitialized" if uninitialized else lead.kind,
+                    after=None,
+                    why=f"the only inputs of it that differ cannot be trusted ({flags})",
+                )
+            )
+
+    def _unpaired(self, scene: Scene, apart: Integers, missing: bool, extra: bool) -> Lead | None:
+        """The lead of the first event that only one arm has, if it comes before everything else that differs."""
+        alignment = scene.alignment
+        rows_a, rows_b = alignment.rows_a, alignment.rows_b
+        only_a = alignment.only_a if missing else alignment.only_a[:0]
+        only_b = alignment.only_b if extra else alignment.only_b[:0]
+        places: list[tuple[float, int]] = []
+        if len(only_a):
+            places.append((float(only_a[0]), 0))
+        if len(only_b):
+            before = rows_a[rows_b < only_b[0]]
+            places.append((float(before.max(initial=-1)) + 0.5, 1))
+        if not places:
+            return None
+        place, arm = min(places)
+        if len(apart) and rows_a[apart[0]] < place:
+            return None
+        a = scene.a.table.event(int(only_a[0])) if arm == 0 or (len(places) == 2 and places[0][0] == place) else None
+        b = scene.b.table.event(int(only_b[0])) if arm == 1 else None
+        event = a or b
+        assert event is not None
+        name, where = one_line(event.op, 120), f" in {one_line(event.scope, 120)}" if event.scope else ""
+        why = f"{name}{where} happened in {'A' if a is not None else 'B'} alone, and everything before it matches"
+        return Lead("outside-the-trace", "control-flow", scene.rank, a, b, why=why)
+
+
+def _origin(scene: Scene, number: int) -> Lead:
+    a, b = scene.pair(number)
+    inputs, outputs = differing_parts(scene, number)
+    kind = _kind(a)
+    if a.kind == "op" and is_view(a.op):
+        writer = a.producers[0] if a.producers else 0
+        after = scene.a.find(a.seq - writer) if writer else None
+        why = "a view computes nothing: what it looks at was written by something that is not recorded"
+        return Lead("uncaptured-producer", kind, scene.rank, a, b, inputs, outputs, after, why)
+    key = shared_key(scene, int(scene.alignment.rows_a[number])) if a.kind in _SHARED else None
+    return Lead("origin", kind, scene.rank, a, b, inputs, outputs, None, "its inputs match, its outputs do not", key)
+
+
+def _with_enclosing(scene: Scene, leads: list[Lead], numbers: Integers, apart: Integers) -> list[Lead]:
+    """Adds the origins among events that enclose others, unless what differs in them began inside.
+
+    Where something inside has inputs that differ and nothing explains them, a module's own code computed them.
+    """
+    rows = scene.alignment.rows_a
+    first = int(rows[apart[0]])
+    for number in numbers.tolist():
+        outer = scene.a.table.event(int(rows[number]))
+        inside = [lead for lead in leads if _encloses(outer, lead.event)]
+        if any(lead.role == "origin" for lead in inside[:1]):
+            continue
+        if outer.kind == "module" or not inside:
+            if not inside and outer.kind != "module" and first < rows[number]:
+                event = scene.a.table.event(first)
+                if _encloses(outer, event):
+                    continue
+            leads = [lead for lead in leads if lead not in inside]
+            leads.append(_origin(scene, number))
+    return leads
+
+
+def _encloses(outer: TraceEvent, inner: TraceEvent) -> bool:
+    """Whether an event may have happened inside another one."""
+    if inner.seq >= outer.seq or (inner.step, inner.phase) != (outer.step, outer.phase):
+        return False
+    if outer.kind == "optimizer":
+        return True
+    within = inner.scope == outer.scope or not outer.scope or inner.scope.startswith(f"{outer.scope}.")
+    return within and inner.microbatch == outer.microbatch
+
+
+def _kind(event: TraceEvent) -> LeadKind:
+    if event.kind in _SHARED:
+        return "collective"
+    if event.kind == "parameter":
+        return "parameter"
+    return "recompute" if event.kind == "recompute" else "op"

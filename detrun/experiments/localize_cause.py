@@ -1,0 +1,114 @@
+"""Why the culprit differs: the operation alone on its kept inputs, and the catalog's entries that fit all that is known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from detrun.compare.trace_summary import Lead
+from detrun.diagnose.facts import Facts, facts_of_bytes, facts_of_divergence, facts_of_environments, facts_of_lead, merged
+from detrun.diagnose.match import match
+from detrun.diagnose.reproduction import Outcome, run_script, write_script
+from detrun.errors import DetrunError, RecordError
+from detrun.experiments.localize_bytes import EventReading
+from detrun.records.environment_reader import read_environment
+from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.records.verdict import Finding
+
+if TYPE_CHECKING:
+    from detrun.experiments.localize_verdict import Descent, Traced
+
+RUNS = 12
+"""How often a reproduction repeats its operation."""
+
+MOST_CAUSES = 3
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The stand-alone script of an event, and what came of running it. outcome: None where there is no script."""
+
+    script: str | None
+    outcome: Outcome | None
+    why_not: str = ""
+
+    def finding(self) -> Finding:
+        if self.outcome is None:
+            return Finding(kind="reproduction", severity="info", what=self.why_not, evidence={"text": self.why_not})
+        found = self.outcome
+        evidence = {"script": self.script, "distinct": found.distinct, "runs": found.runs, "text": found.text}
+        return Finding(kind="reproduction", severity="info", what=found.text, evidence=evidence)
+
+
+def reproduce(folder: ExperimentFolder, reading: EventReading) -> Reproduction:
+    """Writes the script of a settled event into `repro/`, and runs it here: nothing is offered that was not tried."""
+    assert reading.a is not None
+    try:
+        path = write_script(reading.a, folder.path / "repro", other=reading.b)
+        outcome = run_script(path, sys.executable, RUNS)
+    except DetrunError as error:
+        return Reproduction(None, None, str(error))
+    return Reproduction(path.relative_to(folder.path).as_posix(), outcome)
+
+
+def facts_of(descent: Descent, decisive: Traced, lead: Lead, reading: EventReading | None) -> Facts:
+    """Everything that the passes have shown, for the catalog."""
+    parts: list[Mapping[str, Any]] = []
+    if descent.first is not None:
+        parts.append(facts_of_divergence(descent.first))
+    a, b = decisive.attempts
+    environments = [_environment(attempt, lead.rank) for attempt in (a, b)]
+    if environments[0] is not None and environments[1] is not None:
+        parts.append(facts_of_environments(environments[0], environments[1]))
+    parts.append(facts_of_lead(lead, decisive.comparison))
+    repeats = [traced.verdict.first_divergence is not None for traced in descent.traced]
+    parts.append({"comes_back": all(repeats) if repeats else None})
+    if reading is not None and reading.missing is None:
+        parts.append(_of_bytes(lead, reading))
+    if descent.baseline is not None and descent.baseline.resumed:
+        component = (descent.baseline.verdict.culprit or {}).get("component")
+        parts.append({"resume": True, "component": component})
+    return merged(parts)
+
+
+def causes_of(facts: Facts) -> list[Finding]:
+    """The catalog's entries that fit, the likeliest first."""
+    findings = []
+    for found in match(facts)[:MOST_CAUSES]:
+        entry = found.entry
+        evidence = {
+            "catalog": entry.id,
+            "title": entry.cause,
+            "why": found.why[0] if found.why else "",
+            "signs": list(found.why),
+            "confirm": entry.confirm,
+            "experiments": list(entry.experiments),
+            "fix": entry.fix,
+            "sources": list(entry.sources),
+            "strength": found.strength,
+        }
+        findings.append(Finding(kind="cause", severity="info", what=entry.cause, evidence=evidence))
+    return findings
+
+
+def _of_bytes(lead: Lead, reading: EventReading) -> dict[str, Any]:
+    side = "output" if lead.role == "origin" else "input"
+    tensor = next((each for each in reading.differing(side) if each.difference is not None), None)
+    found: dict[str, Any] = {}
+    if reading.a is not None and reading.b is not None:
+        found["configurations_differ"] = reading.a.kernels != reading.b.kernels if reading.a.kernels else None
+        found["threads"] = reading.a.threads
+        found["deterministic"] = reading.a.deterministic
+    if tensor is not None and tensor.difference is not None:
+        raw = [event.find(tensor.side, tensor.index, tensor.part) if event else b"" for event in (reading.a, reading.b)]
+        found.update(facts_of_bytes(tensor.dtype, asdict(tensor.difference), raw[0] or b"", raw[1] or b""))
+    return found
+
+
+def _environment(attempt: AttemptFolder, rank: int) -> Any:
+    try:
+        return read_environment(attempt.environment(rank), rank)
+    except RecordError:
+        return None
