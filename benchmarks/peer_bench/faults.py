@@ -42,7 +42,7 @@ FAULTS = {
     ),
     "nondet_fwd": Fault("aten.index_add.default", "layers.0.moe", "forward", 0, "sums in an order of chance"),
     "nondet_bwd": Fault(
-        "aten.embedding_dense_backward.default", "tok_emb", "backward", 0, "sums in an order of chance, in the backward",
+        "aten.embedding_dense_backward.default", "tok_emb", "backward", 0, "the same in the backward pass",
     ),
     "opt_bitflip": Fault("aten.addcdiv_.default", "layers.0.attn.proj.bias", "optimizer", STEP, "one bit of a weight"),
     "swap_route": Fault(
@@ -121,7 +121,7 @@ def _addcdiv(planted: Planted) -> tuple[str, Any]:
 
 
 def _topk(planted: Planted) -> tuple[str, Any]:
-    def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002
+    def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
         values, indices = torch.empty(0, dtype=self.dtype), torch.empty(0, dtype=torch.int64)
         torch.ops.aten.topk.values(self, k, dim, largest, sorted, values=values, indices=indices)
         if planted.strikes(call=1):

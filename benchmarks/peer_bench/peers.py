@@ -38,11 +38,11 @@ class _Through(TorchDispatchMode):
 class EmptyMode(Peer):
     """A dispatch mode that passes everything on: the least that a tracer of operators costs."""
 
-    def before_step(self, step: int) -> None:
+    def before_step(self, step: int) -> None:  # noqa: ARG002
         self._mode = _Through()
         self._mode.__enter__()
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int) -> None:  # noqa: ARG002
         self._mode.__exit__(None, None, None)
 
 
@@ -64,10 +64,10 @@ class Msprobe(Peer):
         (out / "msprobe.json").write_text(json.dumps(config), encoding="utf-8")
         self._debugger = PrecisionDebugger(config_path=str(out / "msprobe.json"))
 
-    def before_step(self, step: int) -> None:
+    def before_step(self, step: int) -> None:  # noqa: ARG002
         self._debugger.start(model=self.model)
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int) -> None:  # noqa: ARG002
         self._debugger.stop()
         self._debugger.step()
 
@@ -75,7 +75,7 @@ class Msprobe(Peer):
 class DebugModeHashes(Peer):
     """torch's own DebugMode with its exclusive-or hash of every output, written out as text."""
 
-    def before_step(self, step: int) -> None:
+    def before_step(self, step: int) -> None:  # noqa: ARG002
         from torch.utils._debug_mode import DebugMode
 
         self._mode = DebugMode(record_nn_module=True)

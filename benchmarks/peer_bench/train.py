@@ -35,7 +35,7 @@ def main() -> None:
     fp8 = options.fp8 or bool(options.fault and FAULTS[options.fault].fp8)
     model, optimizer = build(size, options.dropout, fp8)
     peer = PEERS[options.peer](model, options.out)
-    steps = train(model, optimizer, size, options.steps, peer, planted.begin_step if planted else lambda step: None)
+    steps = train(model, optimizer, size, options.steps, peer, planted.begin_step if planted else None)
     peer.close()
     (options.out / "steps.json").write_text(json.dumps([step._asdict() for step in steps]), encoding="utf-8")
 

@@ -147,12 +147,18 @@ def batch(step: int, size: Size, rank: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    model: Model, optimizer: torch.optim.Optimizer, size: Size, steps: int, peer: Any, on_step: Callable[[int], None]
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    size: Size,
+    steps: int,
+    peer: Any,
+    on_step: Callable[[int], None] | None = None,
 ) -> list[Step]:
     """`steps` steps, counted from 0. peer: whose `before_step` and `after_step` are called around each, timed."""
     done = []
     for step in range(steps):
-        on_step(step)
+        if on_step is not None:
+            on_step(step)
         ids, targets = batch(step, size)
         wall, cpu = time.perf_counter(), time.process_time()
         peer.before_step(step)

@@ -30,4 +30,10 @@ def attach(
 
         cluster, options = cluster_of(asked), LocalizeOptions()
         return follow_localize(folder, open_archive(archive), cluster, options, as_json=as_json, standalone=standalone)
+    if asked.experiment == "diagnose":
+        from detrun.cli.diagnose import follow_diagnose
+        from detrun.experiments.diagnose import DiagnoseOptions
+
+        store, cluster = open_archive(archive), cluster_of(asked)
+        return follow_diagnose(folder, store, cluster, DiagnoseOptions(), as_json=as_json, standalone=standalone)
     return follow_to_verdict(folder, asked, cluster_of(asked), as_json, standalone)

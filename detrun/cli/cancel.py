@@ -14,10 +14,12 @@ def cancel(experiment: IdArgument, archive: ArchiveOption = None) -> int:
 
     folder = open_archive(archive).resolve(experiment)
     cluster = cluster_of(ExperimentFile.read(folder.experiment_file))
-    follower = Follower(cluster, folder)
-    follower.poll_once()
-    going = {view.job for view in follower.views() if view.state not in FINAL}
-    live = {job.id: job for _, job in read_jobs(folder) if job is not None and job.id in going}
+    live = {}
+    for place in (folder, *folder.passes().values()):
+        follower = Follower(cluster, place)
+        follower.poll_once()
+        going = {view.job for view in follower.views() if view.state not in FINAL}
+        live.update({job.id: job for _, job in read_jobs(place) if job is not None and job.id in going})
     console = Console()
     if not live:
         console.print(f"{folder.id}: every arm has ended already", markup=False, highlight=False)

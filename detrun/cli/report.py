@@ -36,6 +36,15 @@ def report(
     asked = ExperimentFile.read(folder.experiment_file)
     if asked.experiment == LOCALIZE:
         return conclude_localize(folder, as_json, standalone)
+    if asked.experiment == "diagnose":
+        from detrun.cli.diagnose import show_diagnosis
+        from detrun.errors import NotVerifiedError
+        from detrun.experiments.diagnose_verdict import conclude as conclude_diagnosis
+
+        if not folder.verdict_file.exists():
+            what = f"{folder.id} has no verdict yet"
+            raise NotVerifiedError(what, hint=f"detrun diagnose {to_find(folder)} takes it up")
+        return show_diagnosis(folder, conclude_diagnosis(folder), as_json, standalone)
     going = _is_going(folder, asked)
     code = conclude(folder, asked, as_json, standalone, write=not going)
     if going:

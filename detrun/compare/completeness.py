@@ -24,7 +24,8 @@ STATE_COMPONENTS = ("parameters", "gradients", "optimizer")
 class Asked:
     """What the recipe asked the recorder for. required_line: the recipe's line, for the reader's sake.
 
-    absent: metrics and streams that this program does not have, by the recipe's word.
+    absent: metrics and streams that this program does not have, by the recipe's word. cut_short: arms are ended before
+    the recipe's last step, by plan.
     """
 
     steps: int
@@ -35,6 +36,7 @@ class Asked:
     absent: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     required_line: int | None = None
+    cut_short: bool = False
 
     @property
     def requirement(self) -> str:

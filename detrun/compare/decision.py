@@ -204,7 +204,8 @@ def arm_summary(arm: ArmEvidence, evidence: Evidence) -> ArmSummary:
     job = arm.job
     read = [survey for survey in arm.surveys if not survey.unreadable]
     remark = job.remark if job else "job.json is missing or unreadable"
-    if job and not arm.end.clean and job.state not in ("running", "pending"):
+    by_plan = evidence.asked.cut_short and arm.ended_by_plan
+    if job and not arm.end.clean and not by_plan and job.state not in ("running", "pending"):
         died = ending(arm)
         if arm.is_complete(evidence.asked):
             died = f"every step recorded, then {died}"

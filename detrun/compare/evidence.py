@@ -57,6 +57,11 @@ class ArmEvidence:
         code = self.job.exit_code
         return ArmEnd(code if code is not None else 0, self.job.state == "done" and code in (0, None))
 
+    @property
+    def ended_by_plan(self) -> bool:
+        """Whether it was interrupted as it was asked to be, whatever code that left."""
+        return self.job is not None and self.job.state == "interrupted" and self.job.interruption is not None
+
     def is_complete(self, asked: Asked) -> bool:
         """Whether every rank recorded its last step."""
         return len(self.surveys) == asked.ranks and all(survey.last >= asked.steps for survey in self.surveys)

@@ -73,7 +73,9 @@ def job_findings(arm: ArmEvidence, evidence: Evidence) -> list[Finding]:
     if job.state in ("running", "pending"):
         what = f"arm {arm.id}: its job was still {job.state} when the records were read"
         return [Finding(kind="unfinished", severity="not-verified", where=where, what=what)]
-    bad = job.state in ENDED_BADLY or job.exit_code not in (0, None)
+    bad = job.state in ENDED_BADLY or (
+        job.exit_code not in (0, None) and not (evidence.asked.cut_short and arm.ended_by_plan)
+    )
     if not bad:
         return []
     if job.failed_rank is not None:

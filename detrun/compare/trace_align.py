@@ -8,8 +8,12 @@ those with the same content belong together, and what is left in order of occurr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
+import numpy.typing
+import pyarrow
+import pyarrow.compute
 
 from detrun.compare.trace_differ import Differences, differences, doubtful_parts, in_terms_of
 from detrun.errors import RecordError
@@ -19,6 +23,7 @@ _GROUP = ("phase", "scope", "op")
 _MULTIPLIER = numpy.uint64(0x9E3779B97F4A7C15)
 _ODD = numpy.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = numpy.uint64(29)
+_MOST = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -95,15 +100,24 @@ def _same_keys(a: StepTable, b: StepTable) -> bool:
 
 
 def _groups(a: StepTable, b: StepTable) -> tuple[Integers, Integers]:
-    """A number for each group, the same in both tables."""
-    combined = numpy.concatenate([a.numbers["microbatch"], b.numbers["microbatch"]]).astype(numpy.int64)
-    _, numbers = numpy.unique(combined, return_inverse=True)
+    """A number for each group, the same in both tables, from 0 on without a gap."""
+    microbatches = numpy.concatenate([a.numbers["microbatch"], b.numbers["microbatch"]])
+    numbers = _dense(microbatches)
     for name in _GROUP:
         left, right = a.texts[name], b.texts[name]
         codes = numpy.concatenate([left.codes, in_terms_of(left, right)[right.codes] if len(b) else right.codes])
-        # Made dense every time, so that the product stays below rows × different texts.
-        _, numbers = numpy.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+        span = int(codes.max(initial=0)) + 1
+        if int(numbers.max(initial=0)) * span > _MOST:
+            numbers = _dense(numbers)
+        numbers = numbers.astype(numpy.int64) * span + codes
+    numbers = _dense(numbers)
     return numbers[: len(a)], numbers[len(a) :]
+
+
+def _dense(values: numpy.typing.NDArray[Any]) -> Integers:
+    """The same numbers for the same values, from 0 on without a gap."""
+    indices: Integers = pyarrow.array(values).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    return indices
 
 
 def _by_key(
@@ -147,15 +161,18 @@ def _by_content(
     open_b = numpy.concatenate([rows_b[differing], only_b])
     if not len(open_a) or not len(open_b):
         return rows_a, rows_b, only_a, only_b, False
-    # A group with one open event on each side has nothing to choose from.
-    counts = numpy.bincount(groups_a[open_a], minlength=int(max(groups_a.max(), groups_b.max())) + 1)
-    other = numpy.bincount(groups_b[open_b], minlength=len(counts))
-    choice = (counts > 1) | (other > 1)
+    hashes_a, hashes_b = content_hashes(a, a, open_a), content_hashes(a, b, open_b)
+    # Most of what follows from a difference has nothing in common with the other arm: there is no choice then.
+    common = _is_in(_keyed(groups_a[open_a], hashes_a["inputs"]), _keyed(groups_b[open_b], hashes_b["inputs"]))
+    choice = numpy.zeros(int(max(groups_a.max(), groups_b.max())) + 1, bool)
+    choice[groups_a[open_a[common]]] = True
     in_a, in_b = choice[groups_a[open_a]], choice[groups_b[open_b]]
-    if not in_a.any() or not in_b.any():
+    if not in_a.any() or not in_b.any() or (in_a.sum() == in_b.sum() == len(numpy.unique(groups_a[open_a[in_a]]))):
         return rows_a, rows_b, only_a, only_b, False
-    left, right = numpy.sort(open_a[in_a]), numpy.sort(open_b[in_b])
-    hashes_a, hashes_b = content_hashes(a, a, left), content_hashes(a, b, right)
+    order_a, order_b = numpy.argsort(open_a[in_a], kind="stable"), numpy.argsort(open_b[in_b], kind="stable")
+    left, right = open_a[in_a][order_a], open_b[in_b][order_b]
+    hashes_a = {name: hashes[in_a][order_a] for name, hashes in hashes_a.items()}
+    hashes_b = {name: hashes[in_b][order_b] for name, hashes in hashes_b.items()}
     pairs_a: list[Integers] = []
     pairs_b: list[Integers] = []
     for stage in ("everything", "inputs", "nothing"):
@@ -188,10 +205,8 @@ def _paired(
     if hashes_a is None or hashes_b is None:
         combined = numpy.concatenate([groups_a, groups_b])
     else:
-        _, hashes = numpy.unique(numpy.concatenate([hashes_a, hashes_b]), return_inverse=True)
-        groups = numpy.concatenate([groups_a, groups_b])
-        combined = groups * (int(hashes.max(initial=0)) + 1) + hashes
-    _, combined = numpy.unique(combined, return_inverse=True)
+        combined = numpy.concatenate([_keyed(groups_a, hashes_a), _keyed(groups_b, hashes_b)])
+    combined = _dense(combined).astype(numpy.int64)
     left, right = combined[: len(groups_a)], combined[len(groups_a) :]
     span = max(len(left), len(right)) + 1
     found_a, found_b, _, _ = _matched(left * span + occurrences(left), right * span + occurrences(right), 0)
@@ -201,28 +216,42 @@ def _paired(
 def content_hashes(reference: StepTable, table: StepTable, rows: Integers, *, rng: bool = True) -> dict[str, Digests]:
     """Of some rows, 64 bits for what they are compared by ("everything"), and for what of it goes in ("inputs"); texts
     in reference's terms. rng: whether a generator's state counts."""
-    picked = table.take(rows)
+    whole = 2 * len(rows) > len(table)
+    picked = table if whole else table.take(rows)
     parts = picked.parts
-    number = numpy.arange(len(parts.lo)) - numpy.repeat(parts.offsets[:-1], numpy.diff(parts.offsets))
-    enters = number < numpy.repeat(parts.inputs, numpy.diff(parts.offsets))
-    mixed = _mix(_mix(parts.lo) + parts.hi + (number + 1).astype(numpy.uint64) * _MULTIPLIER)
+    counts = numpy.diff(parts.offsets)
+    number = numpy.arange(len(parts.lo)) - numpy.repeat(parts.offsets[:-1], counts)
+    enters = number < numpy.repeat(parts.inputs, counts)
+    mixed = _mix((parts.lo ^ (parts.hi * _ODD)) + number.astype(numpy.uint64) * _MULTIPLIER)
     mixed[doubtful_parts(picked)] = 0
-    head = numpy.zeros(len(rows), numpy.uint64)
+    head = numpy.zeros(len(picked), numpy.uint64)
     for name in ("scalars", "signature"):
-        words = in_terms_of(reference.texts[name], picked.texts[name])[picked.texts[name].codes]
-        head = _mix(head + words.astype(numpy.uint64) + _ODD)
-    if rng:
+        words = in_terms_of(reference.texts[name], picked.texts[name])
+        head = _mix(head + words.astype(numpy.uint64)[picked.texts[name].codes] + _ODD)
+    if rng and picked.has_rng.any():
         head = _mix(head + _mix(picked.rng_lo) + picked.rng_hi)
-    return {
+    hashes = {
         "everything": head + _sums(parts.offsets, mixed),
-        "inputs": head + _sums(parts.offsets, numpy.where(enters, mixed, numpy.uint64(0))),
+        "inputs": head + _sums(parts.offsets, mixed * enters),
     }
+    return {name: values[rows] for name, values in hashes.items()} if whole else hashes
+
+
+def _keyed(groups: Integers, hashes: Digests) -> Digests:
+    """Group and content in one number."""
+    keyed: Digests = hashes + groups.astype(numpy.uint64) * _MULTIPLIER
+    return keyed
+
+
+def _is_in(values: Digests, among: Digests) -> Mask:
+    found: Mask = pyarrow.compute.is_in(pyarrow.array(values), pyarrow.array(among)).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _mix(values: Digests) -> Digests:
     values = (values ^ (values >> _SHIFT)) * _MULTIPLIER
-    values = (values ^ (values >> _SHIFT)) * _ODD
-    return values
+    mixed: Digests = (values ^ (values >> _SHIFT)) * _ODD
+    return mixed
 
 
 def _sums(offsets: Integers, values: Digests) -> Digests:

@@ -142,7 +142,9 @@ def _signatures(a: StepTable, b: StepTable) -> tuple[Mask, Mask]:
     apart = numpy.flatnonzero(~equal_words(left, right))
     if not len(apart):
         return inputs, outputs
-    pairs, which = numpy.unique(left.codes[apart] * max(1, len(right.values)) + right.codes[apart], return_inverse=True)
+    pairs, which = numpy.unique(
+        left.codes[apart].astype(numpy.int64) * max(1, len(right.values)) + right.codes[apart], return_inverse=True
+    )
     for number, pair in enumerate(pairs):
         a_code, b_code = divmod(int(pair), max(1, len(right.values)))
         a_in, a_out = _sides(left.values[a_code])

@@ -28,6 +28,16 @@ class Block:
     state: States
     partner: Integers
 
+    def locate(self, seq: Integers) -> tuple[Integers, numpy.typing.NDArray[numpy.bool_]]:
+        """(row, whether there is one) of events by their numbers."""
+        last = len(self.seq) - 1
+        if self.seq[last] - self.seq[0] == last:  # without a gap
+            at = seq - self.seq[0]
+            found = (at >= 0) & (at <= last)
+            return numpy.where(found, at, 0), found
+        at = numpy.minimum(numpy.searchsorted(self.seq, seq), last)
+        return at, self.seq[at] == seq
+
 
 class History:
     """The events of one arm. Numbers that are asked for and were never added belong to steps that were skipped as equal
@@ -56,8 +66,7 @@ class History:
         for block in reversed(self._blocks):
             if not len(block.seq):
                 continue
-            at = numpy.minimum(numpy.searchsorted(block.seq, seq), len(block.seq) - 1)
-            found = block.seq[at] == seq
+            at, found = block.locate(seq)
             state[found] = block.state[at[found]]
             partner[found] = block.partner[at[found]]
             step[found] = block.step

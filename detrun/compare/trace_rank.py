@@ -115,8 +115,8 @@ class _Comparison:
         if self.book.unexplained:
             words = shape_of_counts(self.book.unexplained)
             reading.notes.append(
-                f"rank {reading.rank}: later inputs differ that no recorded event wrote ({words}); they may follow from "
-                "the first difference by way of the host"
+                f"rank {reading.rank}: later inputs differ that no recorded event wrote ({words}); they may follow "
+                "from the first difference by way of the host"
             )
 
     def _step(self, entry_a: StepIndex, entry_b: StepIndex) -> None:
@@ -191,7 +191,9 @@ class _Comparison:
         table = scene.a.table
         rows = scene.alignment.rows_a[apart]
         scopes, phases = table.texts["scope"], table.texts["phase"]
-        _, first = numpy.unique(phases.codes[rows] * len(scopes.values) + scopes.codes[rows], return_index=True)
+        _, first = numpy.unique(
+            phases.codes[rows].astype(numpy.int64) * len(scopes.values) + scopes.codes[rows], return_index=True
+        )
         known = {(row.phase, row.scope) for row in spread}
         for row in rows[numpy.sort(first)].tolist():
             if (phases[row], scopes[row]) in known or room <= 0:

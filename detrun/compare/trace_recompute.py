@@ -11,7 +11,7 @@ import numpy
 from detrun.compare.trace_align import content_hashes
 from detrun.compare.trace_differ import doubtful_parts
 from detrun.compare.trace_summary import Lead
-from detrun.records.trace_table import Integers, StepTable
+from detrun.records.trace_table import Digests, Integers, StepTable
 
 
 def recompute_findings(table: StepTable, rank: int, arm: str, most: int) -> list[Lead]:
@@ -28,11 +28,8 @@ def recompute_findings(table: StepTable, rank: int, arm: str, most: int) -> list
     first = first[numpy.isin(_place(table, first), _place(table, again))]
     if not len(again) or not len(first):
         return []
-    doubt = doubtful_parts(table)
-    per_event = numpy.zeros(len(table) + 1, numpy.int64)
-    numpy.cumsum(numpy.add.reduceat(numpy.append(doubt, False), table.parts.offsets[:-1]), out=per_event[1:])
-    trusted = table.parts.offsets[:-1] == table.parts.offsets[1:]
-    trusted = trusted | (numpy.diff(per_event) == 0)
+    flagged = numpy.concatenate([[0], numpy.cumsum(doubtful_parts(table))])
+    trusted = flagged[table.parts.offsets[1:]] == flagged[table.parts.offsets[:-1]]
     again = again[trusted[again]]
     hashes_again, hashes_first = (content_hashes(table, table, rows, rng=False) for rows in (again, first))
     inputs_again = _joined(_place(table, again), hashes_again["inputs"])
@@ -63,13 +60,11 @@ def _place(table: StepTable, rows: Integers) -> Integers:
     scopes, ops = table.texts["scope"], table.texts["op"]
     span = max(1, len(ops.values)) * max(1, len(scopes.values))
     place: Integers = table.numbers["microbatch"][rows].astype(numpy.int64) * span
-    place += scopes.codes[rows] * max(1, len(ops.values)) + ops.codes[rows]
+    place += scopes.codes[rows].astype(numpy.int64) * max(1, len(ops.values)) + ops.codes[rows]
     return place
 
 
-def _joined(places: Integers, hashes: numpy.typing.NDArray[numpy.uint64]) -> numpy.typing.NDArray[numpy.uint64]:
+def _joined(places: Integers, hashes: Digests) -> Digests:
     """Place and content in one number."""
-    joined: numpy.typing.NDArray[numpy.uint64] = hashes ^ (
-        places.astype(numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
-    )
+    joined: Digests = hashes ^ (places.astype(numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15))
     return joined

@@ -110,7 +110,7 @@ def _classified(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, inputs:
 def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: int) -> _Class:
     """An input part differs and no recorded event explains it."""
     writer_a, writer_b = _writer(a, index), _writer(b, index)
-    state, partner, _ = scene.a.history.look_up(numpy.array([writer_a]))
+    _, partner, _ = scene.a.history.look_up(numpy.array([writer_a]))
     if writer_a != NOBODY and writer_b != NOBODY:
         event_a, event_b = scene.a.find(writer_a), scene.b.find(writer_b)
         same = int(partner[0]) == writer_b if partner[0] != NOBODY else _same_key(event_a, event_b)

@@ -77,14 +77,17 @@ def check_environment(env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def apply_torch_settings() -> None:
+def apply_torch_settings(*, fill: bool = True) -> None:
     """Switch torch to deterministic algorithms; an operation that has none raises when it is used.
 
-    Called right after torch was imported. A program may still switch it off: `torch_settings_in_force` tells.
+    fill: whether this also fills memory that nothing has written, as torch does by itself. Called right after torch
+    was imported. A program may still switch it off: `torch_settings_in_force` tells.
     """
     import torch
 
     torch.use_deterministic_algorithms(True)
+    if not fill:
+        vars(torch.utils)["deterministic"].fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.mkldnn.deterministic = True  # type: ignore[assignment]

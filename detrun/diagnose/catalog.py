@@ -32,6 +32,7 @@ class Sign(_Part):
 class Experiment(_Part):
     """One thing that can be changed for all arms. identical, diverged: what it means if they then agree, or do not."""
 
+    name: str
     what: str
     identical: str
     diverged: str

@@ -9,6 +9,7 @@ from typing import Any
 
 from detrun.diagnose.catalog import Entry, Sign, Wanted, catalog
 from detrun.diagnose.facts import Facts
+from detrun.records.verdict import Finding
 
 ENOUGH = 3
 """From this weight on an entry fits."""
@@ -21,6 +22,21 @@ class Match:
     entry: Entry
     why: tuple[str, ...]
     strength: int
+
+    def finding(self) -> Finding:
+        """What a verdict says of it."""
+        evidence = {
+            "catalog": self.entry.id,
+            "title": self.entry.cause,
+            "why": self.why[0] if self.why else "",
+            "signs": list(self.why),
+            "confirm": self.entry.confirm,
+            "experiments": list(self.entry.experiments),
+            "fix": self.entry.fix,
+            "sources": list(self.entry.sources),
+            "strength": self.strength,
+        }
+        return Finding(kind="cause", severity="info", what=self.entry.cause, evidence=evidence)
 
 
 def match(facts: Facts) -> list[Match]:

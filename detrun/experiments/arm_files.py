@@ -28,6 +28,7 @@ _HELPER = re.compile(r"rank([0-9]{5,9})\.helper-")
 def asked_of(experiment: ExperimentFile) -> Asked:
     """What the experiment's recipe asked the recorder for."""
     rules = experiment.metric_rules
+    whole = experiment.recipe.get("steps")
     return Asked(
         steps=experiment.steps,
         ranks=experiment.ranks,
@@ -37,6 +38,7 @@ def asked_of(experiment: ExperimentFile) -> Asked:
         absent=tuple(rules.absent),
         names=rules.names,
         required_line=experiment.recipe_lines.get("metrics.required"),
+        cut_short=isinstance(whole, int) and whole > experiment.steps,
     )
 
 

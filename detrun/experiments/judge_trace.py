@@ -88,8 +88,9 @@ class _Tally:
         self.steps = sorted({*self.steps, *(step.step for step in trace.index)})
         self.bytes += sum(path.stat().st_size for path in (attempt.trace(rank), attempt.trace_index(rank)))
         if trace.end is not None:
-            self.not_captured += [text for text in trace.end.not_captured if text not in self.not_captured]
-            for name, count in trace.end.opaque.items():
+            coverage = trace.end.coverage
+            self.not_captured += [text for text in coverage.get("not_captured", []) if text not in self.not_captured]
+            for name, count in coverage.get("opaque", {}).items():
                 self.opaque[name] = self.opaque.get(name, 0) + count
 
     def coverage(self) -> Finding:

@@ -64,8 +64,10 @@ class LocalizeOptions:
     def from_record(cls, record: Mapping[str, Any]) -> LocalizeOptions:
         """The options of a localization that was begun, from its experiment.json."""
         known = {field.name for field in fields(cls)}
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name in known
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ class TensorReading:
     difference: ByteDifference | None
 
     @property
+    def place(self) -> tuple[str, int, str]:
+        """What finds it again in either arm."""
+        return self.side, self.index, self.part
+
+    @property
     def differs(self) -> bool:
         return self.difference is None or not self.difference.equal
 

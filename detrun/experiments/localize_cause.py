@@ -1,4 +1,4 @@
-"""Why the culprit differs: the operation alone on its kept inputs, and the catalog's entries that fit all that is known."""
+"""Why the culprit differs: the operation alone on its kept inputs, and the catalog's entries that fit what is known."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from detrun.compare.trace_summary import Lead
-from detrun.diagnose.facts import Facts, facts_of_bytes, facts_of_divergence, facts_of_environments, facts_of_lead, merged
+from detrun.diagnose.facts import (
+    Facts,
+    facts_of_bytes,
+    facts_of_divergence,
+    facts_of_environments,
+    facts_of_lead,
+    merged,
+)
+from detrun.diagnose.kept_call import CannotReproduceError, KeptCall, KeptTensor
 from detrun.diagnose.match import match
 from detrun.diagnose.reproduction import Outcome, run_script, write_script
 from detrun.errors import DetrunError, RecordError
-from detrun.experiments.localize_bytes import EventReading
+from detrun.experiments.localize_bytes import EventReading, TensorReading
 from detrun.records.environment_reader import read_environment
+from detrun.records.kept_reader import KeptEvent
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.verdict import Finding
 
@@ -44,13 +53,34 @@ class Reproduction:
 
 def reproduce(folder: ExperimentFolder, reading: EventReading) -> Reproduction:
     """Writes the script of a settled event into `repro/`, and runs it here: nothing is offered that was not tried."""
-    assert reading.a is not None
+    calls = {arm: event for arm, event in (("a", reading.a), ("b", reading.b)) if event is not None}
     try:
-        path = write_script(reading.a, folder.path / "repro", other=reading.b)
-        outcome = run_script(path, sys.executable, RUNS)
+        path = write_script({arm: call_of(event) for arm, event in calls.items()}, folder.path / "repro")
+    except CannotReproduceError as error:
+        return Reproduction(None, None, f"no script: {reading.key[4]} {error}")
     except DetrunError as error:
         return Reproduction(None, None, str(error))
-    return Reproduction(path.relative_to(folder.path).as_posix(), outcome)
+    return Reproduction(path.relative_to(folder.path).as_posix(), run_script(path, sys.executable, RUNS))
+
+
+def call_of(event: KeptEvent) -> KeptCall:
+    """A kept event as the call it was. Raises RecordError where its bytes are not all there."""
+    step, _, phase, scope, op, _ = event.key
+    sides: dict[str, list[KeptTensor]] = {"input": [], "output": []}
+    for tensor in event.tensors:
+        described = (tensor.strides, tensor.storage, tensor.storage_offset, tensor.device)
+        raw = event.bytes_of(tensor)
+        sides[tensor.side].append(KeptTensor(tensor.dtype, tensor.shape, *described, raw, tensor.part))
+    return KeptCall(
+        op,
+        event.call,
+        tuple(sides["input"]),
+        tuple(sides["output"]),
+        event.generator_state(),
+        event.threads,
+        event.deterministic,
+        f"in {scope or 'no module'}, {phase}, step {step}",
+    )
 
 
 def facts_of(descent: Descent, decisive: Traced, lead: Lead, reading: EventReading | None) -> Facts:
@@ -75,22 +105,7 @@ def facts_of(descent: Descent, decisive: Traced, lead: Lead, reading: EventReadi
 
 def causes_of(facts: Facts) -> list[Finding]:
     """The catalog's entries that fit, the likeliest first."""
-    findings = []
-    for found in match(facts)[:MOST_CAUSES]:
-        entry = found.entry
-        evidence = {
-            "catalog": entry.id,
-            "title": entry.cause,
-            "why": found.why[0] if found.why else "",
-            "signs": list(found.why),
-            "confirm": entry.confirm,
-            "experiments": list(entry.experiments),
-            "fix": entry.fix,
-            "sources": list(entry.sources),
-            "strength": found.strength,
-        }
-        findings.append(Finding(kind="cause", severity="info", what=entry.cause, evidence=evidence))
-    return findings
+    return [found.finding() for found in match(facts)[:MOST_CAUSES]]
 
 
 def _of_bytes(lead: Lead, reading: EventReading) -> dict[str, Any]:
@@ -102,9 +117,18 @@ def _of_bytes(lead: Lead, reading: EventReading) -> dict[str, Any]:
         found["threads"] = reading.a.threads
         found["deterministic"] = reading.a.deterministic
     if tensor is not None and tensor.difference is not None:
-        raw = [event.find(tensor.side, tensor.index, tensor.part) if event else b"" for event in (reading.a, reading.b)]
-        found.update(facts_of_bytes(tensor.dtype, asdict(tensor.difference), raw[0] or b"", raw[1] or b""))
+        found.update(facts_of_bytes(tensor.dtype, asdict(tensor.difference), *_raw(reading, tensor)))
     return found
+
+
+def _raw(reading: EventReading, tensor: TensorReading) -> tuple[bytes, bytes]:
+    """The bytes of one part in both arms."""
+    found = []
+    for event in (reading.a, reading.b):
+        assert event is not None
+        same = (each for each in event.tensors if (each.side, each.index, each.part) == tensor.place)
+        found.append(event.bytes_of(next(same)))
+    return found[0], found[1]
 
 
 def _environment(attempt: AttemptFolder, rank: int) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from detrun.experiments.plan import Plan, Run, Site, plan_whole_runs
+from detrun.recipe import Recipe
 from detrun.records.jobs import ArmPlan
 
 BYTE_BUDGET = 4 << 30
@@ -63,16 +64,21 @@ class Request:
 
 def plan_traced(site: Site, arms: Sequence[ArmPlan], requests: Mapping[str, Request], last: int) -> Plan:
     """Jobs of arms that trace and are ended when step `last` is complete: nothing after it is wanted."""
-    cut = None
-    if last < site.recipe.steps:
-        cut = {
-            "kind": "kill",
-            "at_step": last,
-            "moment": "end",
-            "ranks": "all",
-            "node": None,
-            "signal": None,
-            "seed": site.recipe.seed,
-        }
+    cut = ended_after(site.recipe, last)
     runs = [Run(arm, interrupt=cut, captures=False, trace=requests[arm.id].as_variable()) for arm in arms]
     return plan_whole_runs(site, runs)
+
+
+def ended_after(recipe: Recipe, last: int) -> dict[str, Any] | None:
+    """What ends an attempt when step `last` is complete; None where that is its last step anyway."""
+    if last >= recipe.steps:
+        return None
+    return {
+        "kind": "kill",
+        "at_step": last,
+        "moment": "end",
+        "ranks": "all",
+        "node": None,
+        "signal": None,
+        "seed": recipe.seed,
+    }

@@ -74,7 +74,7 @@ def install() -> None:
         if session.settings.determinism == "strict":
             from detrun.determinism.canonical import apply_torch_settings
 
-            apply_torch_settings()
+            apply_torch_settings(fill=os.environ.get("DETRUN_FILL") != "0")
     except Exception:  # noqa: BLE001 - the program's run is worth more than its record
         report_failure()
 

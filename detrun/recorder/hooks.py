@@ -145,6 +145,9 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
             run(observer.backward_ends)
         if outermost and observer.capture.minds_gradients:
             run(observer.capture.backward_ends)
+        if outermost:
+            for action in observer.when_backward_ended:
+                run(action)
         if outermost and session.interruption is not None:
             session.interrupt("backward_ends", session.backwards)
         return result

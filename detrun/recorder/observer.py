@@ -49,6 +49,7 @@ class Observer:
         self._updates = Updates()
         self._records: bool | None = None
         self.when_constructed: list[Callable[[], None]] = []
+        self.when_backward_ended: list[Callable[[], None]] = []
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
         session.before_drain = self._finish
 

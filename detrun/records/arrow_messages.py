@@ -145,7 +145,7 @@ class StreamIndex:
     def _decode(self, messages: bytes) -> Any:
         whole = self.raw(self._schema) + messages + END_MARK
         try:
-            return pyarrow.ipc.open_stream(pyarrow.py_buffer(whole))
+            return pyarrow.ipc.open_stream(pyarrow.py_buffer(whole), options=_options())
         except (pyarrow.ArrowException, ValueError, OSError) as error:
             words = " ".join(str(error).split())[:100]
             raise RecordError(f"cannot be read as Arrow ({words})", where=self._where) from None
@@ -244,6 +244,11 @@ def _expanded(message: Message, raw: bytes) -> int:
             told = int.from_bytes(raw[body + offset : body + offset + 8], "little", signed=True)
             total += size if told < 0 else told
     return total
+
+
+def _options() -> Any:
+    # Ranks are shared out to processes; threads within one would only wait for each other.
+    return pyarrow.ipc.IpcReadOptions(use_threads=False)
 
 
 class _Table:

@@ -214,17 +214,22 @@ class ExperimentFolder:
 
     def attempts(self, arm: str) -> list[AttemptFolder]:
         """The attempts of an arm that have a folder, in order."""
-        try:
-            names = os.listdir(self.arm_dir(arm))  # noqa: PTH208  (names only; no stat each)
-        except OSError:
-            return []
-        numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
-        return [self.attempt(arm, number) for number in numbers]
+        return attempts_in(self.arm_dir(arm))
 
 
 def path_of(id: str) -> str:
     """Where an experiment of that id lies below its archive."""
     return id.replace(_WITHIN, "/passes/")
+
+
+def attempts_in(arm: Path) -> list[AttemptFolder]:
+    """The attempts in an arm's folder, in order, wherever that folder lies."""
+    try:
+        names = os.listdir(arm)  # noqa: PTH208  (names only; no stat each)
+    except OSError:
+        return []
+    numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
+    return [AttemptFolder(arm / f"attempt-{number}", arm.name, number) for number in numbers]
 
 
 @dataclass(frozen=True)

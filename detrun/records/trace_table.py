@@ -15,7 +15,7 @@ from detrun.errors import RecordError
 from detrun.records.files import one_line
 from detrun.records.trace_row import NO_CONTENT, TRACE_FIELDS, TraceEvent
 
-Integers = numpy.typing.NDArray[numpy.int64]
+Integers = numpy.typing.NDArray[numpy.signedinteger[Any]]
 Digests = numpy.typing.NDArray[numpy.uint64]
 Mask = numpy.typing.NDArray[numpy.bool_]
 
@@ -199,19 +199,19 @@ class _Builder:
         self._length += batch.num_rows
 
     def table(self) -> StepTable:
-        numbers = {name: _joined(found, numpy.int64) for name, found in self._numbers.items()}
+        numbers = {name: _joined(found) for name, found in self._numbers.items()}
         parts = Parts(
-            _offsets(_joined(self._parts["counts"], numpy.int64)),
-            _joined(self._parts["inputs"], numpy.int64),
+            _offsets(_joined(self._parts["counts"])),
+            _joined(self._parts["inputs"]),
             _joined(self._parts["lo"], numpy.uint64),
             _joined(self._parts["hi"], numpy.uint64),
-            _offsets(_joined(self._parts["inputs"], numpy.int64)),
-            _joined(self._parts["producers"], numpy.int64),
+            _offsets(_joined(self._parts["inputs"])),
+            _joined(self._parts["producers"]),
         )
         table = StepTable(
             self._step,
             numbers,
-            {name: Words(_joined(self._codes[name], numpy.int64), tuple(self._values[name])) for name in TEXTS},
+            {name: Words(_joined(self._codes[name]), tuple(self._values[name])) for name in TEXTS},
             parts,
             _joined(self._rng["has"], numpy.bool_),
             _joined(self._rng["lo"], numpy.uint64),
@@ -242,8 +242,8 @@ class _Builder:
         else:
             mapping = self._mapping(name, dictionary)
             self._seen[name] = (dictionary, mapping)
-        self._within(codes, len(mapping), name)
-        return mapping[codes]
+        self._within(codes, len(dictionary), name)
+        return codes if mapping is None else mapping[codes]
 
     def _mapping(self, name: str, dictionary: Any) -> Any:
         if len(dictionary) > MAX_WORDS:
@@ -258,7 +258,9 @@ class _Builder:
         known = self._values[name]
         if len(known) + len(texts) > 2 * MAX_WORDS:
             raise self._wrong(f"has more than {MAX_WORDS:,} different values of {name}")
-        return numpy.fromiter((known.setdefault(text, len(known)) for text in texts), numpy.int64, len(texts))
+        codes = [known.setdefault(text, len(known)) for text in texts]
+        # A dictionary that only grows counts as the step does.
+        return None if codes == list(range(len(codes))) else numpy.array(codes, numpy.int32)
 
     def _add_parts(self, column: Any, inputs: Any, producers: Any) -> None:
         counts, values = self._lists(column, "parts")
@@ -293,6 +295,11 @@ class _Builder:
         return counts, values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(offsets) else values
 
     def _add_rng(self, column: Any) -> None:
+        if column.null_count == len(column):
+            self._rng["has"].append(numpy.zeros(len(column), bool))
+            for half in ("lo", "hi"):
+                self._rng[half].append(numpy.zeros(len(column), numpy.uint64))
+            return
         has = column.is_valid().to_numpy(zero_copy_only=False)
         lo, hi = _halves(column)
         self._rng["has"].append(has)
@@ -318,10 +325,10 @@ def _halves(column: Any) -> tuple[Any, Any]:
     return halves[0::2], halves[1::2]
 
 
-def _joined(arrays: Sequence[Any], dtype: Any) -> Any:
+def _joined(arrays: Sequence[Any], dtype: Any = numpy.int32) -> Any:
     if not arrays:
         return numpy.zeros(0, dtype)
-    return numpy.concatenate(arrays).astype(dtype, copy=False)
+    return arrays[0] if len(arrays) == 1 else numpy.concatenate(arrays)
 
 
 def _offsets(counts: Integers) -> Integers:

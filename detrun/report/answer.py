@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import localize_words, resume_words, words
+from detrun.report import diagnose_screen, localize_words, resume_words, words
 
 _HEADS = {"identical": "IDENTICAL", "diverged": "DIVERGED", "not-verified": "NOT VERIFIED"}
 
@@ -13,6 +13,8 @@ def head(verdict: Verdict) -> str:
     """The word, or words, that the answer begins with."""
     if verdict.experiment in localize_words.EXPERIMENTS:
         return localize_words.head(verdict)
+    if verdict.experiment == diagnose_screen.EXPERIMENT:
+        return diagnose_screen.head(verdict)
     return _HEADS[verdict.verdict]
 
 
@@ -22,4 +24,6 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
         return resume_words.sentence(verdict, experiment)
     if verdict.experiment in localize_words.EXPERIMENTS:
         return localize_words.sentence(verdict, experiment)
+    if verdict.experiment == diagnose_screen.EXPERIMENT:
+        return diagnose_screen.sentence(verdict, experiment)
     return words.sentence(verdict, experiment)

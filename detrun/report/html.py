@@ -87,7 +87,7 @@ def _localized(verdict: Verdict, experiment: ExperimentFile) -> dict[str, Any]:
         "bitmaps": localize_rows.bitmaps(verdict),
         "clean": localize_rows.clean_table(verdict),
         "guilty": localize_rows.guilty_of_table(verdict),
-        "kernels": localize_rows.kept_kernels(verdict),
+        "kernels": localize_rows.kernel_table(verdict),
         "spread": localize_rows.spread(verdict),
         "propagation": localize_rows.propagation(verdict),
     }

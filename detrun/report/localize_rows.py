@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any
 
 from detrun.compare.folding import ranks_in_words
@@ -51,6 +53,7 @@ def _descents(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
         evidence = finding.evidence
         level = evidence.get("level", finding.where.get("level"))
         name = evidence.get("name") or _LEVELS.get(level if isinstance(level, int) else 0, "")
+        name = "once more" if "-bytes" in str(evidence.get("pass")) else name
         where = window({key: evidence[key] for key in ("steps", "ranks") if key in evidence}, experiment.ranks)
         if isinstance(evidence.get("events"), int):
             # What the last pass captured is told below.
@@ -176,14 +179,28 @@ def _shape(shape: object) -> str:
 
 
 def _kernels(verdict: Verdict) -> Iterator[Row]:
+    """What the operation launched, and the settings that choose it: what only one arm has, else what both launched."""
     for finding in verdict.of_kind("kernels"):
-        a, b = (_texts(finding.evidence.get(arm)) for arm in "ab")
-        if not a and not b:
+        a, b = (_kernel_names(finding.evidence.get(arm)) for arm in "ab")
+        if not a or not b:
             yield Row("kernels", (finding.what,))
         elif a == b:
-            yield Row("kernels", (f"the same in both arms: {_some(a)}",))
+            launched = [name for name in dict.fromkeys(a) if " = " not in name]
+            yield Row(
+                "kernels", (f"the same in both arms: {_some(launched)}" if launched else "the same in both arms",)
+            )
         else:
-            yield Row("kernels", (f"a: {_some(a) or 'none'}", f"b: {_some(b) or 'none'}"))
+            alone = [("a", [name for name in a if name not in b]), ("b", [name for name in b if name not in a])]
+            told = tuple(f"in arm {arm} alone: {_some(names)}" for arm, names in alone if names)
+            yield Row("kernels", told or ("the same in both arms, in another order or number",))
+
+
+def _kernel_names(value: object) -> list[str]:
+    """`name` of what was launched, `name = value` of a setting; of {kind, name, value} or plain text."""
+    if not isinstance(value, list | tuple):
+        return []
+    named = [each if isinstance(each, dict) else {"name": each} for each in value]
+    return [f"{each.get('name')} = {each['value']}" if "value" in each else str(each.get("name")) for each in named]
 
 
 def _causes(verdict: Verdict) -> Iterator[Row]:
@@ -251,12 +268,13 @@ def _coverage(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
     yield Row("not captured", ("; ".join(facts) if facts else "nothing that the tracer knows of",))
 
 
-def kept_kernels(verdict: Verdict) -> list[tuple[str, str]]:
-    """The kernels of both arms side by side, for a table."""
-    found = []
+def kernel_table(verdict: Verdict) -> list[tuple[str, str]]:
+    """The kernels and settings of both arms, laid beside each other in order."""
+    found: list[tuple[str, str]] = []
     for finding in verdict.of_kind("kernels"):
-        a, b = (_texts(finding.evidence.get(arm)) for arm in "ab")
-        found += [(a[n] if n < len(a) else "", b[n] if n < len(b) else "") for n in range(max(len(a), len(b)))]
+        a, b = (_kernel_names(finding.evidence.get(arm)) for arm in "ab")
+        for _, a1, a2, b1, b2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+            found += zip_longest(a[a1:a2], b[b1:b2], fillvalue="")
     return found
 
 

@@ -70,7 +70,7 @@ def _diverged(verdict: Verdict, experiment: ExperimentFile) -> str:
         return _OUTSIDE.get(_outside_kind(culprit), _OUTSIDE["data"])[0].format(called)
     where = ", ".join(part for part in (called, when(culprit, experiment.ranks)) if part)
     if role == "receiver":
-        return f"by {where}: it came from a rank that was not traced"
+        return f"by {where}: the difference came from a rank that was not traced"
     if culprit.get("kind") == "recompute":
         return f"recomputation that differs from its forward: {where}"
     return where
@@ -136,7 +136,7 @@ def below_the_head(verdict: Verdict, experiment: ExperimentFile) -> list[tuple[s
     if verdict.verdict != "diverged" or culprit is None:
         return []
     role = culprit.get("role")
-    known = _OUTSIDE.get(_outside_kind(culprit), _OUTSIDE["data"])[1] if role == "outside-the-trace" else ""
+    known = _known(culprit)
     call = (str(culprit["call_site"]),) if culprit.get("call_site") else ()
     inputs = (_inputs(culprit),) if culprit.get("inputs") else ()
     which = [
@@ -150,6 +150,15 @@ def below_the_head(verdict: Verdict, experiment: ExperimentFile) -> list[tuple[s
     at = when(culprit, experiment.ranks) if role in ("uncaptured-producer", "outside-the-trace") else ""
     last = tuple(part for part in (at, ", ".join(which), ", ".join(on)) if part)
     return [row for row in ((known,) if known else (), (*call, *inputs), last) if row]
+
+
+def _known(culprit: dict[str, Any]) -> str:
+    """What is known of how it differs, where the role does not say it all."""
+    role = culprit.get("role")
+    if role == "origin":
+        return ""
+    general = _OUTSIDE.get(_outside_kind(culprit), _OUTSIDE["data"])[1] if role == "outside-the-trace" else ""
+    return str(culprit.get("why") or general)
 
 
 def _inputs(culprit: dict[str, Any]) -> str:
@@ -274,7 +283,7 @@ def next_step(verdict: Verdict, experiment: ExperimentFile, id: str) -> str:
     """The last line: the command to give next. id: what a command has to be given to find this experiment."""
     again = shlex.join(experiment.command_line) or f"detrun localize {id}"
     if verdict.verdict == "identical":
-        return f"hint: {_compare(verdict, experiment)}" if verdict.experiment == TRACE else f"detrun report {id}"
+        return f"hint: {_compare(experiment, id)}" if verdict.experiment == TRACE else f"detrun report {id}"
     if verdict.verdict == "diverged":
         return f"hint: detrun diagnose {id}" if verdict.culprit else f"hint: detrun report {id}"
     for finding in verdict.of_severity("not-verified"):
@@ -290,6 +299,8 @@ def next_step(verdict: Verdict, experiment: ExperimentFile, id: str) -> str:
     return f"hint: detrun logs {id} --arm {place['arm']}{rank}"
 
 
-def _compare(verdict: Verdict, experiment: ExperimentFile) -> str:
-    folders = [f"{verdict.id}/arms/{arm.id}" for arm in experiment.arms]
-    return f"detrun compare {folders[0]} {folders[1] if len(folders) > 1 else 'ANOTHER'}"
+def _compare(experiment: ExperimentFile, id: str) -> str:
+    """The command for two traces: those of this experiment, or this one and another."""
+    short, _, options = id.partition(" ")
+    first, second = [f"{short}:{arm.id}" for arm in experiment.arms[:2]] + ["ID:ARM"] * (2 - len(experiment.arms[:2]))
+    return f"detrun compare {first} {second}{f' {options}' if options else ''}"

@@ -15,7 +15,7 @@ from rich.text import Text
 from detrun.records.files import one_line, printable
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import localize_screen, localize_words, resume_words, state_table, timeline, words
+from detrun.report import diagnose_screen, localize_screen, localize_words, resume_words, state_table, timeline, words
 from detrun.report.answer import head, sentence
 from detrun.report.wrapping import wrapped
 
@@ -61,6 +61,10 @@ def lines(
     if verdict.experiment in localize_words.EXPERIMENTS:
         yield from _localize(verdict, experiment)
         yield from _next(verdict, experiment, commands, options)
+        return
+    if verdict.experiment == diagnose_screen.EXPERIMENT:
+        yield from diagnose_screen.body(verdict, experiment)
+        yield from diagnose_screen.next_lines(verdict, experiment, options)
         return
     resume = verdict.experiment == resume_words.EXPERIMENT
     if resume and verdict.verdict == "not-verified":

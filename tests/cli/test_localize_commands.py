@@ -78,8 +78,11 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     playing = Stage(origin()[0])
     for name in ("localize", "trace"):
         module = ModuleType(f"detrun.experiments.{name}")
-        started = {"localize": {"run_localize": playing.run}, "trace": {"start_trace": playing.start}}[name]
+        started: dict[str, Any] = {"localize": {"run_localize": playing.run}, "trace": {"start_trace": playing.start}}[
+            name
+        ]
         module.__dict__.update({**started, f"{name.capitalize()}Options": Options})
+        module.__dict__.update({"run_localize": playing.run, "start_trace": playing.start})
         monkeypatch.setitem(sys.modules, module.__name__, module)
     assert main(["init"]) == 0
     return playing

@@ -50,6 +50,11 @@ def coverage(*not_captured: str, **fields: Any) -> Finding:
     return finding("coverage", "what was traced", **{**evidence, **fields})
 
 
+def kernels(*names: str, threads: int = 2) -> list[dict[str, str]]:
+    launched = [{"kind": "kernel", "name": name} for name in names]
+    return [*launched, {"kind": "setting", "name": "threads", "value": str(threads)}]
+
+
 def verdict(word: str, findings: Sequence[Finding], culprit: dict[str, Any] | None = None, **fields: Any) -> Verdict:
     """A verdict on these findings. fields: those of Verdict."""
     first = FirstDivergence(step=1, boundary="end", stream="gradients", ranks=[0], arms=["a", "b"])
@@ -159,7 +164,7 @@ def many_origins() -> tuple[Verdict, ExperimentFile]:
             "propagation", rows=[{**each, "phase": "forward", "scope": f"layers.{n}"} for n, each in enumerate(places)]
         ),
         finding("clean-table", rows=rows),
-        finding("kernels", a=["gemm_128x64", "splitk_reduce"], b=["gemm_128x64"]),
+        finding("kernels", "other kernels in the arms", a=kernels("gemm", "splitk_reduce"), b=kernels("gemm")),
         finding("bytes", "the bytes do not settle it (3 passes): arm b kept nothing of it", "warning"),
         finding("reproduction", script="repro/aten_mm.py", distinct=1, runs=12, text=""),
         coverage(steps=[7, 7]),
@@ -215,7 +220,8 @@ def from_order() -> tuple[Verdict, ExperimentFile]:
 
 
 def from_scalar() -> tuple[Verdict, ExperimentFile]:
-    return _outside("scalar", "aten.mul.Scalar", scope="")
+    why = "its plain arguments are 0x1.0p-1 in A and 0x1.8p-1 in B"
+    return _outside("scalar", "aten.mul.Scalar", scope="", why=why)
 
 
 def nothing() -> tuple[Verdict, ExperimentFile]:

@@ -29,6 +29,7 @@ from tests.report.localize_scenes import (
     experiment,
     finding,
     from_data,
+    kernels,
     many_origins,
     origin,
     outside_the_capture,
@@ -209,6 +210,21 @@ def test_many_tensors_are_told_one_by_one_up_to_a_limit() -> None:
     assert "output 3: 1 of 4 elements differs" in text
     assert "output 4" not in text
     assert "and 5 more tensors, all in report.html" in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (kernels("x", "y"), kernels("x", "y"), "the same in both arms: x and y"),
+        (kernels("x"), kernels("x", threads=1), "in arm a alone: threads = 2     in arm b alone: threads = 1"),
+        (kernels("x", "y"), kernels("y", "x"), "the same in both arms, in another order or number"),
+        (kernels("x", "y"), kernels("y"), "in arm a alone: x"),
+        (None, kernels("y"), "as they are"),
+    ],
+)
+def test_kernels_are_held_against_each_other(a: Any, b: Any, said: str) -> None:
+    found = verdict("diverged", [finding("kernels", "as they are", a=a, b=b)], culprit())
+    assert re.search(rf"^kernels +{re.escape(said)}$", piped(found, experiment()), re.MULTILINE)
 
 
 def test_only_the_likeliest_cause_is_explained() -> None:

@@ -25,6 +25,7 @@ def install(session: Session, observer: Observer) -> None:
 
     from detrun.recorder import hooks
     from detrun.recorder.trace import scopes as places
+    from detrun.recorder.trace import sources
     from detrun.recorder.trace.stack import ModeStack
     from detrun.recorder.trace.tracer import Tracer
 
@@ -72,5 +73,6 @@ def install(session: Session, observer: Observer) -> None:
     scopes.root_begins = root_begins
     places.install(scopes, hooks.is_trained, tracer.fail)
     observer.when_constructed.append(refresh)
+    sources.install(tracer, observer)
     register_optimizer_step_pre_hook(optimizer_begins)
     register_optimizer_step_post_hook(optimizer_ends)

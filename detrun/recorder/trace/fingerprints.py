@@ -35,22 +35,42 @@ digest_of_bytes = _digest
 
 _EMPTY = _digest(b"")
 _MOST_LAYOUTS = 65_536
+NO_MEMORY = "no-memory"
 
 
-class Layout(NamedTuple):
+class Layout:
     """What follows from dtype, shape and strides alone. text: as in a signature. read: makes a buffer of the memory at
     an address, None where there is nothing to read. order: of the dimensions in memory, None for C's. dense: whether
-    memory order can be read. span: bytes from the first element to behind the last. nbytes:
-    bytes that are the tensor's. simple: no conjugate, no
-    quantization."""
+    memory order can be read. span: bytes from the first element to behind the last. nbytes: bytes that are the
+    tensor's. size: bytes of an element. simple: no complex numbers, no quantization. wide: integers of 64 bits."""
 
-    text: str
-    read: Callable[[int], Any] | None
-    order: tuple[int, ...] | None
-    dense: bool
-    span: int
-    nbytes: int
-    simple: bool
+    __slots__ = ("dense", "nbytes", "order", "read", "simple", "size", "span", "text", "wide")
+
+    def __init__(
+        self,
+        text: str,
+        read: Callable[[int], Any] | None,
+        order: tuple[int, ...] | None,
+        dense: bool,
+        span: int,
+        nbytes: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.text = text
+        self.read = read
+        self.order = order
+        self.dense = dense
+        self.span = span
+        self.nbytes = nbytes
+        self.size = dtype.itemsize
+        self.simple = not (dtype.is_complex or dtype in _QUANTIZED)
+        self.wide = dtype in _WIDE
+
+
+_QUANTIZED = frozenset(
+    getattr(torch, name) for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
+)
+_WIDE = frozenset({torch.int64, torch.uint64})
 
 
 class OnDevice:
@@ -67,16 +87,15 @@ class OnDevice:
 class Seen(NamedTuple):
     """A part of a tensor that was read. text: for the signature. digest: 16 bytes, or on a device still. storage, low,
     high: where in which storage it lies, in bytes, None where the program's own memory was not read. nbytes: how many
-    of these bytes it has. mark: why it has
-    no content."""
+    of these bytes it has. mark: why it has no content."""
 
     text: str
     digest: Any
-    storage: Any
-    low: int
-    high: int
-    nbytes: int
-    mark: str
+    storage: Any = None
+    low: int = 0
+    high: int = 0
+    nbytes: int = 0
+    mark: str = ""
 
 
 class Fingerprints:
@@ -84,43 +103,60 @@ class Fingerprints:
     caller's to catch."""
 
     def __init__(self) -> None:
-        self._layouts: dict[Any, Layout] = {}
+        self.layouts: dict[Any, Layout] = {}
+        """By (dtype, shape, strides)."""
+
+    def quick(self, tensor: Tensor, layout: Layout) -> bytes | None:
+        """The digest of a tensor of a type in PLAIN, read now, if it lies on the host and is as plain as nearly all
+        are; None leaves it to `parts`. layout: the tensor's own."""
+        read = layout.read
+        if read is None or not layout.simple or not tensor.is_cpu:
+            return None
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # a stand-in, as in functorch and in functionalization
+            return None
+        if address == 0:
+            return None
+        return _digest(read(address)) if layout.dense else _digest_of_copy(tensor)
 
     def parts(self, tensor: Tensor) -> Sequence[Seen]:
-        """The parts of a tensor in order, read now."""
-        if type(tensor) in PLAIN and tensor.layout is _STRIDED:
-            key = (tensor.dtype, tensor.shape, tensor.stride())
-            layout = self._layouts.get(key) or self._learn(key)
+        """The parts of a tensor of any kind in order, read now."""
+        if type(tensor) in PLAIN and tensor.layout is torch.strided:
+            layout = self.layout(tensor)
             if layout.simple and not tensor.is_neg():
                 try:
                     address = tensor.data_ptr()
-                except RuntimeError:  # a stand-in, as in functorch and in functionalization
-                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
-                if tensor.is_cpu:
-                    if layout.read is None:
-                        return (Seen(layout.text, _EMPTY, None, 0, 0, 0, ""),)
-                    if address == 0:
-                        return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
-                    if layout.dense:
-                        digest: Any = _digest(layout.read(address))
-                    else:
-                        digest = _digest_of_copy(tensor)
-                    low = tensor.storage_offset() * key[0].itemsize
-                    return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes, ""),)
+                except RuntimeError:
+                    return (Seen(layout.text, NO_CONTENT, mark=NO_MEMORY),)
                 if tensor.is_meta or (address == 0 and layout.read is not None):
-                    return (Seen(layout.text, NO_CONTENT, None, 0, 0, 0, "no-memory"),)
+                    return (Seen(layout.text, NO_CONTENT, mark=NO_MEMORY),)
                 if layout.read is None:
-                    return (Seen(layout.text, _EMPTY, None, 0, 0, 0, ""),)
-                low = tensor.storage_offset() * key[0].itemsize
-                digest = _on_device(tensor, layout)
-                return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes, ""),)
+                    return (Seen(layout.text, _EMPTY),)
+                if not tensor.is_cpu:
+                    digest: Any = _on_device(tensor, layout)
+                elif layout.dense:
+                    digest = _digest(layout.read(address))
+                else:
+                    digest = _digest_of_copy(tensor)
+                low = tensor.storage_offset() * layout.size
+                return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes),)
         return self._odd(tensor)
+
+    def layout(self, tensor: Tensor) -> Layout:
+        """That of a plain strided tensor. Raises RuntimeError for one without strides."""
+        key = (tensor.dtype, tensor.shape, tensor.stride())
+        found = self.layouts.get(key)
+        if found is None:
+            if len(self.layouts) >= _MOST_LAYOUTS:
+                self.layouts.clear()
+            found = self.layouts[key] = layout_of(key[0], tuple(key[1]), tuple(key[2]))
+        return found
 
     def region(self, tensor: Tensor) -> tuple[int, int, int]:
         """(first byte, byte behind the last, bytes) of a plain tensor in its storage."""
-        key = (tensor.dtype, tensor.shape, tensor.stride())
-        layout = self._layouts.get(key) or self._learn(key)
-        low = tensor.storage_offset() * key[0].itemsize
+        layout = self.layout(tensor)
+        low = tensor.storage_offset() * layout.size
         return low, low + layout.span, layout.nbytes
 
     def fetch(self, waiting: Iterable[OnDevice]) -> None:
@@ -139,13 +175,6 @@ class Fingerprints:
                 each.digest = _digest(raw + each.nbytes.to_bytes(8, "little"))
                 each.sums = None
 
-    def _learn(self, key: Any) -> Layout:
-        if len(self._layouts) >= _MOST_LAYOUTS:
-            self._layouts.clear()
-        dtype, shape, strides = key
-        layout = self._layouts[key] = layout_of(dtype, tuple(shape), tuple(strides))
-        return layout
-
     def _odd(self, tensor: Tensor) -> Sequence[Seen]:
         found = []
         for part in named_parts(tensor):
@@ -154,15 +183,12 @@ class Fingerprints:
             if memory is None:
                 # described as "tag<kind>|dtype|1,2;": the tensor itself where there is nothing inside it
                 text = f"{name}{_described(part.description)}"
-                found.append(Seen(text, NO_CONTENT, None, 0, 0, 0, "no-memory"))
+                found.append(Seen(text, NO_CONTENT, mark=NO_MEMORY))
                 continue
             for seen in self.parts(memory):
                 storage = None if part.copied else seen.storage
                 found.append(seen._replace(text=f"{name}{seen.text}", storage=storage))
         return found
-
-
-_STRIDED = torch.strided
 
 
 def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
@@ -172,9 +198,8 @@ def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ..
     for extent in shape:
         elements *= extent
     text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
-    simple = not (dtype.is_complex or dtype in _QUANTIZED)
     if elements == 0:
-        return Layout(text, None, None, True, 0, 0, simple)
+        return Layout(text, None, None, True, 0, 0, dtype)
     span = (1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))) * size
     wide = [dim for dim, extent in enumerate(shape) if extent > 1]
     by_stride = sorted(wide, key=lambda dim: -strides[dim])
@@ -186,12 +211,7 @@ def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ..
     if dense and by_stride != wide:
         order = (*by_stride, *(dim for dim in range(len(shape)) if shape[dim] <= 1))
         text += "@" + ",".join(map(str, order))
-    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, min(span, elements * size), simple)
-
-
-_QUANTIZED = frozenset(
-    getattr(torch, name) for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
-)
+    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, min(span, elements * size), dtype)
 
 
 def _digest_of_copy(tensor: Tensor) -> bytes:

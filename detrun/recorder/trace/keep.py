@@ -17,8 +17,8 @@ from torch import Tensor
 
 from detrun.fingerprint.tensors import dtype_name, named_parts, no_dispatch_modes
 from detrun.recorder.trace.calls import describe_call
-from detrun.recorder.trace.leaves import tensors_of
 from detrun.recorder.trace.kernels import Kernels
+from detrun.recorder.trace.leaves import tensors_of
 from detrun.recorder.trace.live import Live
 from detrun.recorder.trace.window import KeepSettings
 from detrun.records.kept_writer import KeptPart, KeptWriter

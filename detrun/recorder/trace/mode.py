@@ -48,7 +48,7 @@ class OperatorMode(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         local = self._local
-        if not self.on or getattr(local, "muted", 0):
+        if not self.on or local.muted or getattr(local, "compiled", 0):
             return func(*args, **kwargs)
         try:
             facts = self._facts.get(func)
@@ -63,7 +63,7 @@ class OperatorMode(TorchDispatchMode):
             self._tracer.skipped_views += 1
             return func(*args, **kwargs) if not facts.grower else self._grow(func, args, kwargs)
         if types:
-            inner = getattr(local, "inside", None)
+            inner = local.inside
             if inner is func:
                 local.inside = None  # the second time: now the subclass takes it apart, under this mode
                 return NotImplemented
@@ -93,7 +93,7 @@ class OperatorMode(TorchDispatchMode):
         """An operator on a tensor subclass: it is an event, and what the subclass makes of it are events inside."""
         draft = self._begin(func, facts, args, kwargs)
         local = self._local
-        before = getattr(local, "inside", None)
+        before = local.inside
         local.inside = func
         try:
             with _again(self):
@@ -130,19 +130,11 @@ class OperatorMode(TorchDispatchMode):
                         named[name] = value
                     else:
                         replaced.append(value)
-            if tracer.scopes.in_optimizer():
-                tracer.scopes.note_tensors([*inputs, *replaced])
-            rng = None
-            if facts.draws and _draws(facts, args, kwargs):
-                rng = generator_state(args, kwargs)
-            draft = tracer.begin(
-                "op",
-                facts.name,
-                inputs,
-                scalars=scalars_text(plain, named) if plain or named else "",
-                rng=rng,
-                overwritten=replaced,
-            )
+            place = tracer.scopes.place(inputs, replaced)
+            scalars = scalars_text(plain, named) if plain or named else ""
+            draft = tracer.begin_at(place, "op", facts.name, inputs, scalars, replaced)
+            if draft is not None and facts.draws and _draws(facts, args, kwargs):
+                draft.rng = generator_state(args, kwargs)
             keeper = tracer.keeper
             if keeper is not None and draft is not None and keeper.wants(draft.key):
                 keeper.begin(draft, func, args, kwargs)

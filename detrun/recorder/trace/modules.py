@@ -142,7 +142,9 @@ class _Passage:
             try:
                 if self._arrived:  # an output that got no gradient
                     self._begin()
-                self._left[at] = [g for g in (gradients[edge] for edge in edges if edge < len(gradients)) if g is not None]
+                self._left[at] = [
+                    g for g in (gradients[edge] for edge in edges if edge < len(gradients)) if g is not None
+                ]
                 if len(self._left) == self.leaving:
                     self._end()
             except Exception as error:  # noqa: BLE001 - as above

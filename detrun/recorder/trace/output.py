@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from detrun.recorder.trace.fingerprints import ALGORITHM, OnDevice, digest_of_bytes
+from detrun.recorder.trace.fingerprints import ALGORITHM, OnDevice
 from detrun.recorder.trace.rolling import Rolling
 from detrun.recorder.trace.window import TraceSettings
-from detrun.records.trace_row import NO_CONTENT, TRACE_FIELDS
+from detrun.records.trace_row import TRACE_FIELDS
 from detrun.records.trace_writer import TraceBatch, TraceWriter
 
 if TYPE_CHECKING:
     from detrun.recorder.trace.tracer import Draft
 
 _TEXTS = tuple(name for name, kind in TRACE_FIELDS if kind == "text")
+_GET = {name: attrgetter(name) for name in _TEXTS}
 
 
 class TraceOutput:
@@ -43,11 +45,20 @@ class TraceOutput:
         written."""
         if self.exhausted or not rows:
             return not self.exhausted
-        batch = self._batch(rows)
+        batch, numbers, texts = self._batch(rows)
         if not self._writer.write_batch(batch, self._budget - _FOR_THE_INDEX):
             self.exhausted = True
             return False
-        self._rolling.add(rows)
+        self._rolling.add(
+            numbers,
+            texts,
+            (list(batch.microbatch), list(batch.occurrence), list(batch.n_inputs)),
+            list(batch.parts),
+            list(batch.part_counts),
+            list(batch.digests),
+            list(batch.rng),
+            _flagged(rows),
+        )
         self._written += len(rows)
         self.events += len(rows)
         return True
@@ -78,35 +89,29 @@ class TraceOutput:
         self._written = 0
         self._first_batch = self._writer.batches
 
-    def _batch(self, rows: Sequence[Draft]) -> TraceBatch:
+    def _batch(self, rows: Sequence[Draft]) -> tuple[TraceBatch, dict[str, list[int]], dict[str, list[str]]]:
         numbers: dict[str, list[int]] = {}
         for name in _TEXTS:
             table = self._numbers[name]
-            column = numbers[name] = []
-            for row in rows:
-                text = getattr(row, name)
-                number = table.get(text)
-                if number is None:
-                    number = table[text] = len(table)
-                column.append(number)
+            number = table.setdefault
+            numbers[name] = [number(text, len(table)) for text in map(_GET[name], rows)]
         digests = self._digests
+        number_of = digests.setdefault
         parts: list[int] = []
         producers: list[int] = []
         for row in rows:
-            for side in (row.inputs, row.outputs):
-                for digest in side:
-                    number = digests.get(digest)
-                    if number is None:
-                        number = digests[digest] = len(digests)
-                    parts.append(number)
-            producers += row.producers
-        return TraceBatch(
+            parts += [number_of(digest, len(digests)) for digest in row.inputs]
+            parts += [number_of(digest, len(digests)) for digest in row.outputs]
+            seq = row.seq
+            producers += [seq - writer if writer >= 0 else 0 for writer in row.writers]
+        texts = {name: list(table) for name, table in self._numbers.items()}
+        batch = TraceBatch(
             seq=[row.seq for row in rows],
             step=[row.step for row in rows],
             microbatch=[row.microbatch for row in rows],
             occurrence=[row.occurrence for row in rows],
             numbers=numbers,
-            texts={name: list(self._numbers[name]) for name in _TEXTS},
+            texts=texts,
             parts=parts,
             part_counts=[len(row.inputs) + len(row.outputs) for row in rows],
             n_inputs=[len(row.inputs) for row in rows],
@@ -116,6 +121,21 @@ class TraceOutput:
             peer=[row.peer for row in rows],
             rows=[row.rows for row in rows],
         )
+        return batch, numbers, texts
+
+
+def _flagged(rows: Sequence[Draft]) -> list[int]:
+    """Places in the list of all parts of these rows that are flagged."""
+    found: list[int] = []
+    first = 0
+    for row in rows:
+        if row.flags:
+            for flag in row.flags.split(","):
+                name = flag.partition(":")[0]
+                index = int(name[1:])
+                found.append(first + index + (len(row.inputs) if name[0] == "o" else 0))
+        first += len(row.inputs) + len(row.outputs)
+    return found
 
 
 _FOR_THE_INDEX = 4096
@@ -131,6 +151,3 @@ def fetch_digests(rows: Sequence[Draft], fetch: Any) -> None:
     for row in rows:
         row.inputs = [part.digest if type(part) is OnDevice else part for part in row.inputs]
         row.outputs = [part.digest if type(part) is OnDevice else part for part in row.outputs]
-
-
-__all__ = ["NO_CONTENT", "TraceOutput", "digest_of_bytes", "fetch_digests"]

@@ -21,16 +21,18 @@ _MOST_REGIONS = 4096
 
 
 class Storage:
-    """What is known of one storage. regions: (first byte, byte behind the last, seq of the event that wrote it), in no
-    order, without overlap. blank: whether it was reserved without content; then what no region covers is
+    """What is known of one storage. whole: seq of the event that wrote all of it last, if nothing wrote a part of it
+    since; None else. regions: where `whole` is None, (first byte, byte behind the last, seq of the event that wrote
+    it), in no order, without overlap. blank: whether it was reserved without content; then what no region covers is
     uninitialized. scattered: bytes of it written through views with gaps. pending: called before its content is used
     or replaced: what an event in flight writes. mark: a flag for whatever reads it."""
 
-    __slots__ = ("blank", "mark", "pending", "ref", "regions", "scattered", "size")
+    __slots__ = ("blank", "mark", "pending", "ref", "regions", "scattered", "size", "whole")
 
     def __init__(self, storage: Any) -> None:
         self.ref = _weak_ref(storage)
         self.size: int = storage.nbytes()
+        self.whole: int | None = None
         self.regions: list[tuple[int, int, int]] = []
         self.blank = False
         self.scattered = 0
@@ -42,18 +44,18 @@ class Storage:
 
     def writer(self, low: int, high: int) -> int:
         """seq of the last event that wrote into this region, -1 if none is known."""
+        if self.whole is not None:
+            return self.whole
         regions = self.regions
-        if len(regions) == 1:
-            first, last, seq = regions[0]
-            return seq if first < high and low < last else -1
         return max((seq for first, last, seq in regions if first < high and low < last), default=-1)
 
     def write(self, low: int, high: int, seq: int) -> None:
         """An event wrote this region whole."""
-        regions = self.regions
-        if len(regions) <= 1 and (not regions or (low <= regions[0][0] and regions[0][1] <= high)):
-            self.regions = [(low, high, seq)]
+        if high - low >= self.size:
+            self.whole, self.regions = seq, []
             return
+        regions = self.regions if self.whole is None else [(0, self.size, self.whole)]
+        self.whole = None
         kept = []
         for first, last, by in regions:
             if last <= low or high <= first:
@@ -70,7 +72,7 @@ class Storage:
 
     def covered(self, low: int, high: int) -> bool:
         """Whether all of this region was written since the storage was reserved."""
-        if not self.blank:
+        if not self.blank or self.whole is not None:
             return True
         for first, last, _ in sorted(self.regions):
             if first > low:
@@ -85,17 +87,18 @@ class Producers:
     """All storages that an event of the window wrote."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, Storage] = {}
+        self.storages: dict[int, Storage] = {}
+        """By the identity of an untyped storage, its `_cdata`."""
 
     def find(self, storage: Any) -> Storage | None:
         """What is known of an untyped storage."""
-        return self._storages.get(storage._cdata)
+        return self.storages.get(storage._cdata)
 
     def wrote(self, storage: Any, low: int, high: int, seq: int, nbytes: int, mark: str = "") -> None:
         """An event (seq; −1 for one that is not recorded) wrote `nbytes` bytes between low and high."""
-        known = self._storages.get(storage._cdata)
+        known = self.storages.get(storage._cdata)
         if known is None:
-            known = self._storages[storage._cdata] = Storage(storage)
+            known = self.storages[storage._cdata] = Storage(storage)
         known.mark = mark
         if nbytes < high - low:
             self._scattered(known, low, high, seq, nbytes)
@@ -105,42 +108,44 @@ class Producers:
     def reserved(self, tensor: Tensor) -> None:
         """The storage of this tensor was made without content."""
         storage = tensor.untyped_storage()
-        known = self._storages[storage._cdata] = Storage(storage)
+        known = self.storages[storage._cdata] = Storage(storage)
         known.blank = known.size > 0
 
     def grown(self, tensor: Tensor) -> None:
         """The storage of this tensor may have been given more room."""
         storage = tensor.untyped_storage()
-        known = self._storages.get(storage._cdata)
+        known = self.storages.get(storage._cdata)
         size = storage.nbytes()
         if known is None:
             self.reserved(tensor)
         elif size > known.size:
-            if not known.blank:
+            if known.whole is not None or not known.blank:
+                by = -1 if known.whole is None else known.whole
+                known.whole, known.regions = None, known.regions or ([(0, known.size, by)] if known.size else [])
                 known.blank = True
-                known.regions = known.regions or ([(0, known.size, -1)] if known.size else [])
             known.size = size
 
     def pending(self, storage: Any, settle: Callable[[], None]) -> None:
         """Something in flight writes this storage: call `settle` before its content is looked at or replaced."""
-        known = self._storages.get(storage._cdata)
+        known = self.storages.get(storage._cdata)
         if known is None:
-            known = self._storages[storage._cdata] = Storage(storage)
+            known = self.storages[storage._cdata] = Storage(storage)
         known.pending = settle
 
     def settle(self, storage: Any) -> None:
         """Its content is about to be looked at or replaced."""
-        known = self._storages.get(storage._cdata)
+        known = self.storages.get(storage._cdata)
         if known is not None and known.pending is not None:
             settle, known.pending = known.pending, None
             settle()
 
     def purge(self) -> None:
         """Forget the storages that are gone."""
-        self._storages = {key: known for key, known in self._storages.items() if not _expired(known.ref)}
+        for key in [key for key, known in self.storages.items() if _expired(known.ref)]:
+            del self.storages[key]
 
     def clear(self) -> None:
-        self._storages.clear()
+        self.storages.clear()
 
     def _scattered(self, known: Storage, low: int, high: int, seq: int, nbytes: int) -> None:
         """Written with gaps: who wrote it is known for the whole, that it was written only once all of it must be."""

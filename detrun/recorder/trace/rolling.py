@@ -2,60 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from detrun.fingerprint.byte_digest import ByteHasher
+from detrun.fingerprint.keys import splitmix64
 from detrun.recorder.trace.fingerprints import digest_of_bytes
 
-if TYPE_CHECKING:
-    from detrun.recorder.trace.tracer import Draft
+Words = npt.NDArray[np.uint64]
 
-_BITS = (1 << 128) - 1
+_TEXTS = ("phase", "op", "signature", "scalars", "flags", "group", "kind")
+_PLACES = 64
+"""Parts of an event that have keys of their own; beyond it keys come again, with the number of the round in them."""
+_KEYS = splitmix64(1 << 40, 3 * _PLACES) | np.uint64(1)
+_ONE = splitmix64(1 << 41, 16) | np.uint64(1)
 
 
 class Rolling:
-    """Sums of events by scope, mod 2^128. An event counts by what two runs are compared by: its key, its signature,
-    its scalars, its random state, its flags and the digests of its unflagged parts; not by where it lies."""
+    """Sums of events by scope, mod 2^64. An event counts by what two runs are compared by: its key, its signature, its
+    scalars, its random state, its flags and the digests of its unflagged parts; not by where it lies.
+
+    An event's own number is a multilinear sum of the hashes of its fields and digests with fixed keys, mixed once more:
+    all arithmetic is on whole columns.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, int] = {}
+        self._hashes: dict[str, list[int]] = {name: [] for name in _TEXTS}
+        self._digests: list[bytes] = []
+        self._words: Words = np.zeros((0, 2), np.uint64)
 
-    def add(self, rows: Sequence[Draft]) -> None:
+    def add(
+        self,
+        numbers: dict[str, list[int]],
+        texts: dict[str, list[str]],
+        small: tuple[list[int], list[int], list[int]],
+        parts: list[int],
+        counts: list[int],
+        digests: list[bytes],
+        rng: list[bytes | None],
+        flagged: list[int],
+    ) -> None:
+        """Add rows given in columns: numbers into `texts` by name, (microbatch, occurrence, inputs), numbers into
+        `digests` one row behind the other, with how many a row has. flagged: places in `parts` that do not count.
+        Tables only ever grow at their end until `finish`."""
+        rows = len(counts)
+        if not rows:
+            return
+        with np.errstate(over="ignore"):
+            own: Words = np.zeros(rows, np.uint64)
+            for key, column in zip(_ONE, small, strict=False):
+                own += np.array(column, np.uint64) * key
+            for key, name in zip(_ONE[3:], _TEXTS, strict=False):
+                own += self._of_texts(name, texts[name])[numbers[name]] * key
+            for row, state in enumerate(rng):
+                if state is not None:
+                    own[row] += np.uint64(int.from_bytes(state[:8], "little")) * _ONE[12]
+            own += self._of_parts(parts, counts, digests, flagged)
+            own = _mixed(own)
         sums = self._sums
-        from_bytes = int.from_bytes
-        for row in rows:
-            text = "\0".join(
-                (
-                    f"{row.microbatch},{row.occurrence},{len(row.inputs)}",
-                    row.phase,
-                    row.op,
-                    row.signature,
-                    row.scalars,
-                    row.flags,
-                    row.group,
-                    "",
-                )
-            )
-            parts = b"".join(row.inputs) + b"".join(row.outputs) if not row.flags else _unflagged(row)
-            raw = text.encode("utf-8", "backslashreplace") + (row.rng or b"-") + parts
-            scope = row.scope
-            sums[scope] = sums.get(scope, 0) + from_bytes(digest_of_bytes(raw), "little")
+        for scope, value in zip(numbers["scope"], own.tolist(), strict=True):
+            name = texts["scope"][scope]
+            sums[name] = sums.get(name, 0) + value
 
     def finish(self) -> tuple[str, dict[str, str]]:
         """(32 hex digits for the step, 16 for each scope)."""
         whole = ByteHasher()
         scopes = {}
         for scope in sorted(self._sums):
-            raw = (self._sums[scope] & _BITS).to_bytes(16, "little")
+            text = f"{self._sums[scope] & 0xFFFF_FFFF_FFFF_FFFF:016x}"
             whole.feed_text(scope)
-            whole.feed_bytes(raw)
-            scopes[scope] = raw[:8].hex()
+            whole.feed_text(text)
+            scopes[scope] = text
         return whole.raw().hex(), scopes
 
+    def _of_texts(self, name: str, table: list[str]) -> Words:
+        hashes = self._hashes[name]
+        hashes += [_hash(text) for text in table[len(hashes) :]]
+        return np.array(hashes, np.uint64)
 
-def _unflagged(row: Draft) -> bytes:
-    flagged = {each.partition(":")[0] for each in row.flags.split(",")}
-    kept = [part for index, part in enumerate(row.inputs) if f"i{index}" not in flagged]
-    kept += [part for index, part in enumerate(row.outputs) if f"o{index}" not in flagged]
-    return b"".join(kept)
+    def _of_parts(self, parts: list[int], counts: list[int], digests: list[bytes], flagged: list[int]) -> Words:
+        if len(self._words) < len(digests):
+            new = np.frombuffer(b"".join(digests[len(self._words) :]), "<u8").reshape(-1, 2).astype(np.uint64)
+            self._words = np.concatenate((self._words, new))
+        sizes = np.array(counts, np.int64)
+        ends = sizes.cumsum()
+        if not parts:
+            return np.zeros(len(counts), np.uint64)
+        place = np.arange(len(parts)) - np.repeat(ends - sizes, sizes)
+        words = self._words[parts]
+        if flagged:
+            words[flagged] = 0
+        turn, slot = np.divmod(place, _PLACES)
+        # Words are mixed before they are weighted: a digest of zeros in another place must count, too.
+        values = _mixed(words[:, 0] * _KEYS[slot] + words[:, 1] * _KEYS[slot + _PLACES] + _KEYS[slot + 2 * _PLACES])
+        values += turn.astype(np.uint64) * _ONE[13]
+        totals = np.concatenate((np.zeros(1, np.uint64), values.cumsum(dtype=np.uint64)))
+        sums: Words = totals[ends] - totals[ends - sizes]
+        return sums
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(digest_of_bytes(text.encode("utf-8", "backslashreplace"))[:8], "little")
+
+
+def _mixed(words: Any) -> Words:
+    words = words ^ (words >> np.uint64(30))
+    words = words * np.uint64(0xBF58_476D_1CE4_E5B9)
+    words = words ^ (words >> np.uint64(27))
+    words = words * np.uint64(0x94D0_49BB_1331_11EB)
+    mixed: Words = words ^ (words >> np.uint64(31))
+    return mixed

@@ -100,6 +100,8 @@ DRAWING = frozenset({"aten.native_dropout", "aten._fused_dropout", "aten.rrelu_w
 SKIPPED_NAMESPACES = {
     "prim": "asks a tensor for what it is",
     "c10d": "seen at every level, without a dispatch mode",
+    "_c10d_functional": "calls operators of c10d, which are seen themselves",
+    "_c10d_functional_autograd": "the same",
     "profiler": "marks a stretch of time",
     "_dtensor": "moves shards by collectives that are seen themselves",
 }

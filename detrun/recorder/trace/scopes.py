@@ -72,6 +72,8 @@ class Scopes:
         self.microbatch = 0
         self.root_begins: Callable[[nn.Module], None] | None = None
         """Told of every call of a module from outside any other, before it counts as a micro-batch."""
+        self.batch_begins: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        """Told of the arguments of a call that counts as one."""
         self._forwards = 0
         self._local = _Local()
         self._main = self._local.marks
@@ -160,29 +162,40 @@ class Scopes:
         scope, microbatch = self._of_node(node)
         return ("backward", scope, microbatch)
 
-    def in_optimizer(self) -> bool:
-        return bool(self._local.optimizers)
+    def place(self, inputs: Sequence[object], replaced: Sequence[object]) -> Place:
+        """The same for an operation on these tensors: inside an optimizer they tell which parameter it is about."""
+        local = self._local
+        stack = local.stack
+        node = _current_node()
+        if node is None:
+            if stack:
+                return stack[-1]
+            if local.optimizers:
+                self._note_tensors(local, inputs, replaced)
+                return ("optimizer", local.parameter, self.microbatch)
+            return ("between", "", self.microbatch)
+        if stack and stack[-1][0] == "recompute":
+            return stack[-1]
+        scope, microbatch = self._of_node(node)
+        return ("backward", scope, microbatch)
 
     def site(self) -> str:
         """`train.py:212 in combine`: the program's line that this event came from, "" if there is none."""
         return ""
 
-    def note_tensors(self, tensors: Sequence[object]) -> None:
-        """What an operation is given: inside an optimizer that tells which parameter it is about."""
-        local = self._local
-        if not local.optimizers or local.stack:
-            return
+    def _note_tensors(self, local: _Local, *given: Sequence[object]) -> None:
         names = local.optimizers[-1][1]
-        for each in tensors:
-            if isinstance(each, (list, tuple)):
-                if len(each) != 1:
-                    local.parameter = ""
+        for tensors in given:
+            for each in tensors:
+                if isinstance(each, (list, tuple)):
+                    if len(each) != 1:
+                        local.parameter = ""
+                        return
+                    each = each[0]  # noqa: PLW2901
+                name = names.get(id(each))
+                if name is not None:
+                    local.parameter = name
                     return
-                each = each[0]  # noqa: PLW2901
-            name = names.get(id(each))
-            if name is not None:
-                local.parameter = name
-                return
 
     def name(self, module: nn.Module) -> str:
         """The dotted name of a module, "" for the model itself."""
@@ -262,7 +275,10 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             return original(self, *args, **kwargs)
         try:
             depth = len(local.stack)
-            scopes.enter(self, outermost and torch.is_grad_enabled() and counts(self))
+            counted = outermost and torch.is_grad_enabled() and counts(self)
+            scopes.enter(self, counted)
+            if counted and scopes.batch_begins is not None:
+                scopes.batch_begins(args, kwargs)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its trace
             guard(error)
             return original(self, *args, **kwargs)

@@ -30,6 +30,7 @@ def install(tracer: Tracer, observer: Observer) -> None:
     steps.install()
     tracer.scopes.batch_begins = steps.batch
     Checkpointing(tracer, own_events=tracer.settings.level < OPERATORS).install()
+    compiled.install()
     observer.when_backward_ended.append(collectives.sweep)
 
     def switched(on: bool) -> None:

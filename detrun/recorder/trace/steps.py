@@ -59,7 +59,10 @@ class Steps:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
         tracer = self.tracer
-        if not tracer.active or tracer.settings.level >= OPERATORS or callable(_closure(args, kwargs)):
+        if not tracer.active:
+            return
+        tracer.sweep()
+        if tracer.settings.level >= OPERATORS or callable(_closure(args, kwargs)):
             return
         try:
             begun = {id(parameter) for _, parameter, _ in self._open}

@@ -24,78 +24,70 @@ from detrun.fingerprint.tensors import PLAIN
 from detrun.recorder.trace import pointers
 from detrun.recorder.trace.fingerprints import Fingerprints
 from detrun.recorder.trace.output import TraceOutput, fetch_digests
-from detrun.recorder.trace.producers import Producers
+from detrun.recorder.trace.producers import Producers, Storage
 from detrun.recorder.trace.routing import rows_of
 from detrun.recorder.trace.window import TraceSettings
 from detrun.records.trace_row import NO_CONTENT, EventKey
 
 if TYPE_CHECKING:
     from detrun.recorder.session import Session
-    from detrun.recorder.trace.scopes import Scopes
+    from detrun.recorder.trace.scopes import Place, Scopes
 
 FLUSH_ROWS = 8192
 IN_FLIGHT = "in-flight"
+UNINITIALIZED = "uninitialized"
 _MOST_REMARKS = 100
 
 
 class Draft:
     """An event that is happening, and then a row that is not written yet. `inputs` and `outputs` are digests; a
-    tensor on a device stands for its own digest until the next flush."""
+    tensor on a device stands for its own digest until the next flush. writers: an event a part of the inputs, by its
+    seq, or -1. texts: the words of the signature. marks: the flags."""
 
-    __slots__ = (
-        "complete",
-        "flags",
-        "group",
-        "inputs",
-        "kind",
-        "marks",
-        "microbatch",
-        "occurrence",
-        "op",
-        "outputs",
-        "peer",
-        "phase",
-        "producers",
-        "rng",
-        "rows",
-        "scalars",
-        "scope",
-        "seq",
-        "signature",
-        "site",
-        "step",
-        "texts",
-        "writers",
-    )
+    rng: bytes | None = None
+    site = ""
+    group = ""
+    peer = -1
+    rows: list[int] | None = None
+    flags = ""
+    signature = ""
+    seq = -1
+    complete = False
+    marks: tuple[str, ...] = ()
 
-    def __init__(self, kind: str, op: str, phase: str, scope: str, microbatch: int, step: int) -> None:
+    def __init__(
+        self, kind: str, op: str, phase: str, scope: str, microbatch: int, step: int, occurrence: int, scalars: str
+    ) -> None:
         self.kind = kind
         self.op = op
         self.phase = phase
         self.scope = scope
         self.microbatch = microbatch
         self.step = step
-        self.occurrence = 0
-        self.seq = -1
-        self.inputs: list[Any] = []
-        self.outputs: list[Any] = []
-        self.writers: list[int] = []
-        self.producers: list[int] = []
-        self.texts: list[str] = []
-        self.marks: list[str] = []
-        self.signature = ""
-        self.scalars = ""
-        self.flags = ""
-        self.rng: bytes | None = None
-        self.site = ""
-        self.group = ""
-        self.peer = -1
-        self.rows: list[int] | None = None
-        self.complete = False
+        self.occurrence = occurrence
+        self.scalars = scalars
+        self.inputs: Any = []
+        self.outputs: Any = []
+        self.writers: Any = []
+        self.texts: Any = []
+
+    @property
+    def producers(self) -> list[int]:
+        """How many events ago each part of the inputs was last written, 0 where that is not known."""
+        seq = self.seq
+        return [seq - writer if writer >= 0 else 0 for writer in self.writers]
 
     @property
     def key(self) -> EventKey:
         return EventKey(self.step, self.microbatch, self.phase, self.scope, self.op, self.occurrence)
+
+
+class Local(threading.local):
+    """What is each thread's own. muted: how deep in the recorder's own work it is. inside: the operator that a tensor
+    subclass is about to take apart."""
+
+    muted = 0
+    inside: Any = None
 
 
 class Keeper(Protocol):
@@ -125,10 +117,14 @@ class Tracer:
         self.listeners: list[Callable[[bool], None]] = []
         self.step_listeners: list[Callable[[int], None]] = []
         """Called with the number of a step that is about to be flushed, while its events can still be added."""
-        self.local = threading.local()
+        self.local = Local()
         self.lock = threading.RLock()
         self.producers = Producers()
         self.fingerprints = Fingerprints()
+        self._layouts = self.fingerprints.layouts
+        self._quick = self.fingerprints.quick
+        self._storages = self.producers.storages
+        self._picks = settings.scopes is not None
         self.skipped_views = 0
         self._output: TraceOutput | None = None
         self._rows: list[Draft] = []
@@ -218,7 +214,7 @@ class Tracer:
         scope, microbatch: where it belongs, as `Scopes.here` says unless given. overwritten: tensors that are written
         without being read. Never raises.
         """
-        if not self.active or getattr(self.local, "muted", 0):
+        if not self.active or self.local.muted:
             return None
         try:
             if phase is None or scope is None or microbatch is None:
@@ -226,28 +222,44 @@ class Tracer:
                 phase = here[0] if phase is None else phase
                 scope = here[1] if scope is None else scope
                 microbatch = here[2] if microbatch is None else microbatch
-            settings = self.settings
-            if settings.scopes is not None and not settings.wants_scope(scope):
-                return None
-            draft = Draft(kind, op, phase, scope, microbatch, self.step or 0)
-            draft.scalars = scalars
-            draft.rng = rng
-            draft.group = group
-            draft.peer = peer
-            key = (microbatch, phase, scope, op)
-            with self.lock:
-                occurrence = self._occurrences.get(key, 0)
-                self._occurrences[key] = occurrence + 1
-            draft.occurrence = occurrence
-            if self._deferred:
-                self.settle(overwritten)
-            for value in inputs:
-                self._take_input(draft, value)
-            draft.texts.append("->")
+            draft = self.begin_at((phase, scope, microbatch), kind, op, inputs, scalars, overwritten)
+            if draft is not None:
+                if rng is not None:
+                    draft.rng = rng
+                if group:
+                    draft.group = group
+                if peer >= 0:
+                    draft.peer = peer
             return draft
         except Exception as error:  # noqa: BLE001
             self.fail(error)
             return None
+
+    def begin_at(
+        self,
+        place: Place,
+        kind: str,
+        op: str,
+        inputs: Iterable[object],
+        scalars: str,
+        overwritten: Iterable[object],
+    ) -> Draft | None:
+        """The same where everything is known already, for those that come by thousands. May raise."""
+        phase, scope, microbatch = place
+        if self._picks and not self.settings.wants_scope(scope):
+            return None
+        key = (microbatch, phase, scope, op)
+        with self.lock:
+            occurrence = self._occurrences.get(key, 0)
+            self._occurrences[key] = occurrence + 1
+        draft = Draft(kind, op, phase, scope, microbatch, self.step or 0, occurrence, scalars)
+        if self._deferred:
+            self.settle(overwritten)
+        take = self._take_input
+        for value in inputs:
+            take(draft, value)
+        draft.texts.append("->")
+        return draft
 
     def end(self, draft: Draft, outputs: Iterable[object], mark: str = "", router: int = -1) -> None:
         """The event ended. outputs: as `inputs`, what it wrote or returned. mark: a flag for all of them. router:
@@ -277,7 +289,7 @@ class Tracer:
             for text, digest, _, _, _, _, mark in self.fingerprints.parts(output):
                 draft.texts.append(text)
                 if mark:
-                    draft.marks.append(f"o{len(draft.outputs)}:{mark}")
+                    draft.marks = (*draft.marks, f"o{len(draft.outputs)}:{mark}")
                 draft.outputs.append(digest)
         except Exception as error:  # noqa: BLE001
             self.fail(error)
@@ -364,54 +376,108 @@ class Tracer:
     # Parts
 
     def _take_input(self, draft: Draft, value: object) -> None:
-        if not isinstance(value, Tensor):
+        if type(value) not in PLAIN:
             if isinstance(value, (list, tuple)):
                 for each in value:
                     self._take_input(draft, each)
             elif value is None:
                 draft.texts.append("-")
+            elif isinstance(value, Tensor):
+                self._take_odd_input(draft, value)
             return
-        producers = self.producers
-        if self._deferred:
-            storage = _storage(value)
-            if storage is not None:
-                producers.settle(storage)
-        for text, digest, storage, low, high, _, mark in self.fingerprints.parts(value):
-            draft.texts.append(text)
+        tensor: Any = value
+        try:
+            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
+            digest = self._quick(tensor, layout)
+        except (KeyError, RuntimeError):  # seen for the first time, or without strides
+            digest = None
+        if digest is None:
+            self._take_odd_input(draft, tensor)
+            return
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        draft.texts.append(layout.text)
+        if known is None:
             writer = -1
-            if storage is not None:
-                known = producers.find(storage)
-                if known is not None:
-                    writer = known.writer(low, high)
-                    mark = known.mark  # noqa: PLW2901
-                    if known.blank and not known.covered(low, high):
-                        mark = "uninitialized"  # noqa: PLW2901
-            if mark:
-                draft.marks.append(f"i{len(draft.inputs)}:{mark}")
-                if mark == IN_FLIGHT:
+        elif known.whole is not None and known.pending is None and not known.mark:
+            writer = known.whole
+        else:
+            self._take_odd_input(draft, tensor, told=True)
+            return
+        if layout.wide and pointers.suspicious(tensor):
+            draft.marks = (*draft.marks, f"i{len(draft.inputs)}:pointers")
+        draft.inputs.append(digest)
+        draft.writers.append(writer)
+
+    def _take_odd_input(self, draft: Draft, tensor: Tensor, told: bool = False) -> None:
+        """One that is not plain, or of whose storage more is known than who wrote it. told: its text is there."""
+        producers = self.producers
+        storage = _storage(tensor)
+        if storage is not None:
+            producers.settle(storage)
+        for text, digest, storage, low, high, _, mark in self.fingerprints.parts(tensor):
+            if not told:
+                draft.texts.append(text)
+            writer = -1
+            known = producers.find(storage) if storage is not None else None
+            if known is not None:
+                writer = known.writer(low, high)
+                mark = known.mark or mark  # noqa: PLW2901
+                if not known.covered(low, high):
+                    mark = UNINITIALIZED  # noqa: PLW2901
+                elif mark == IN_FLIGHT:
                     digest = NO_CONTENT  # noqa: PLW2901
-            elif "int64" in text and pointers.suspicious(value):
-                draft.marks.append(f"i{len(draft.inputs)}:pointers")
+            if not mark and "int64" in text and pointers.suspicious(tensor):
+                mark = "pointers"  # noqa: PLW2901
+            if mark:
+                draft.marks = (*draft.marks, f"i{len(draft.inputs)}:{mark}")
             draft.inputs.append(digest)
             draft.writers.append(writer)
 
     def _take_output(self, draft: Draft, value: object, seq: int, mark: str) -> None:
-        if not isinstance(value, Tensor):
+        if type(value) not in PLAIN:
             if isinstance(value, (list, tuple)):
                 for each in value:
                     self._take_output(draft, each, seq, mark)
             elif value is None:
                 draft.texts.append("-")
+            elif isinstance(value, Tensor):
+                self._take_odd_output(draft, value, seq, mark)
             return
-        for text, digest, storage, low, high, nbytes, own in self.fingerprints.parts(value):
+        tensor: Any = value
+        try:
+            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
+            digest = None if mark else self._quick(tensor, layout)
+        except (KeyError, RuntimeError):
+            digest = None
+        if digest is None:
+            self._take_odd_output(draft, tensor, seq, mark)
+            return
+        draft.texts.append(layout.text)
+        storage = tensor.untyped_storage()
+        identity = storage._cdata
+        known = self._storages.get(identity)
+        if known is None:
+            known = self._storages[identity] = Storage(storage)
+        if layout.nbytes == known.size:
+            known.whole = seq
+            known.mark = ""
+        else:
+            low = tensor.storage_offset() * layout.size
+            self.producers.wrote(storage, low, low + layout.span, seq, layout.nbytes)
+        if layout.wide and pointers.suspicious(tensor):
+            draft.marks = (*draft.marks, f"o{len(draft.outputs)}:pointers")
+        draft.outputs.append(digest)
+
+    def _take_odd_output(self, draft: Draft, tensor: Tensor, seq: int, mark: str) -> None:
+        for text, digest, storage, low, high, nbytes, own in self.fingerprints.parts(tensor):
             draft.texts.append(text)
-            flag = mark or own
             if storage is not None:
                 self.producers.wrote(storage, low, high, seq, nbytes, mark)
+            flag = mark or own
+            if not flag and "int64" in text and pointers.suspicious(tensor):
+                flag = "pointers"
             if flag:
-                draft.marks.append(f"o{len(draft.outputs)}:{flag}")
-            elif "int64" in text and pointers.suspicious(value):
-                draft.marks.append(f"o{len(draft.outputs)}:pointers")
+                draft.marks = (*draft.marks, f"o{len(draft.outputs)}:{flag}")
             draft.outputs.append(digest)
 
     # Rows
@@ -419,17 +485,21 @@ class Tracer:
     def _append(self, draft: Draft) -> int:
         seq = draft.seq = self._seq
         self._seq = seq + 1
-        draft.producers = [seq - writer if writer >= 0 else 0 for writer in draft.writers]
         if self.settings.call_sites:
             draft.site = self.scopes.site()
         self._rows.append(draft)
         return seq
 
     def _completed(self, draft: Draft) -> None:
-        draft.signature = _signature(draft.texts)
+        draft.signature = " ".join(draft.texts)
         if draft.marks:
             draft.flags = ",".join(draft.marks)
             self._flagged += len(draft.marks)
+        # A row waits for its flush in few objects: the collector of garbage looks at each list, but not at these.
+        draft.inputs = tuple(draft.inputs)
+        draft.outputs = tuple(draft.outputs)
+        draft.writers = tuple(draft.writers)
+        draft.texts = ()
         draft.complete = True
 
     def _resolve(self, entry: Deferred, *, last: bool = False) -> None:
@@ -539,10 +609,6 @@ class Deferred:
 
 def _tell_done(settle: Any) -> None:
     settle.args[0].done = True
-
-
-def _signature(texts: Sequence[str]) -> str:
-    return " ".join(texts)
 
 
 def _tensors(values: Iterable[object]) -> list[Tensor]:
