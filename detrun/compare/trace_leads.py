@@ -27,8 +27,8 @@ _SHARED = ("collective", "send", "recv")
 
 
 class LeadBook:
-    """Gathers the leads of a rank over its steps. unexplained: operations whose inputs differ after the first
-    difference, and that no recorded event explains."""
+    """Gathers the leads of a rank over its steps. unexplained: operations whose inputs differ in the step of the
+    first difference, after it, and that no recorded event explains."""
 
     def __init__(self, reading: RankReading, limit: int) -> None:
         self.unexplained: Counter[str] = Counter()
@@ -49,19 +49,11 @@ class LeadBook:
                 self._differed = True
         if not len(apart):
             return
-        sources = found.inputs & ~explained(scene)
         leads: list[Lead] = []
-        if not self._differed and sources[apart[0]]:
-            leads.append(source_of(scene, int(apart[0])))
-            sources[apart[0]] = False
+        if not self._differed:
+            leads += self._sources(scene, int(apart[0]))
         kinds = scene.a.table.texts["kind"]
-        ops = scene.a.table.texts["op"]
         rows = scene.alignment.rows_a
-        later = numpy.flatnonzero(sources)
-        if len(later):
-            codes, counts = numpy.unique(ops.codes[rows[later]], return_counts=True)
-            for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-                self.unexplained[ops.values[code]] += count
         origins = numpy.flatnonzero(~found.inputs & found.outputs)
         doubtful = found.doubtful_inputs[origins]
         self._suspect(scene, origins[doubtful])
@@ -80,6 +72,17 @@ class LeadBook:
             # Explained by something that only B's order has before it: said, rather than passed over.
             self._put([source_of(scene, int(apart[0]))])
         self._differed = True
+
+    def _sources(self, scene: Scene, first: int) -> list[Lead]:
+        """The lead of the first difference, if it is one that nothing recorded explains; later ones are counted."""
+        sources = scene.alignment.differences.inputs & ~explained(scene)
+        leads = [source_of(scene, first)] if sources[first] else []
+        sources[first] = False
+        ops = scene.a.table.texts["op"]
+        codes, counts = numpy.unique(ops.codes[scene.alignment.rows_a[sources]], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            self.unexplained[ops.values[code]] += count
+        return leads
 
     def finish(self) -> None:
         """All steps were added: suspects lead where nothing else does."""

@@ -21,6 +21,7 @@ from detrun.records.trace_table import StepTable
 
 MOST_LEADS = 200
 MOST_SPREAD = 100
+SPREAD_STEPS = 3
 
 
 def compare_rank(
@@ -89,6 +90,7 @@ class _Comparison:
     history_a: History = field(default_factory=History)
     history_b: History = field(default_factory=History)
     moved: int = 0
+    spread_steps: int = 0
 
     def run(self) -> None:
         reading = self.reading
@@ -130,7 +132,9 @@ class _Comparison:
                 self._recomputed(self.a.table(entry_a.step), "A")
             return
         a, b = self.a.table(entry_a.step), self.b.table(entry_b.step)
-        alignment = align(a, b)
+        # What came before the first difference decides; after it a step is only counted, and searched for origins.
+        first = not reading.differs
+        alignment = align(a, b, by_content=first)
         found = alignment.differences
         differing = int(found.any.sum())
         reading.events += len(alignment.rows_a)
@@ -143,7 +147,8 @@ class _Comparison:
             reading.missing += len(alignment.only_a)
         if entry_a.finished:
             reading.extra += len(alignment.only_b)
-        self._remember(a, b, alignment)
+        if first:
+            self._remember(a, b, alignment)
         scene = Scene(
             reading.rank,
             self.a.level,
@@ -154,7 +159,9 @@ class _Comparison:
         )
         self.book.add(scene, missing=entry_b.finished, extra=entry_a.finished)
         note_shared(reading, scene)
-        self._spread(scene)
+        if differing and self.spread_steps < SPREAD_STEPS:
+            self.spread_steps += 1
+            self._spread(scene)
         for table, arm in ((a, "A"), (b, "B")):
             self._recomputed(table, arm)
 

@@ -39,13 +39,15 @@ class Experiment(_Part):
 
 
 class Entry(_Part):
-    """One root cause. experiments: ids of those that tell it from others, the most telling first."""
+    """One root cause. experiments: ids of those that tell it from others, the most telling first. excluded_by: those of
+    which a clean result (of `unchanged`: a difference) speaks against it."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9-]{1,40}$")
     symptom: str
     cause: str
     confirm: str
     experiments: tuple[str, ...] = Field(min_length=1)
+    excluded_by: tuple[str, ...] = ()
     fix: str
     sources: tuple[str, ...] = Field(min_length=1)
     signs: tuple[Sign, ...] = Field(min_length=1)

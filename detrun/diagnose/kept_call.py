@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from detrun.diagnose.operations import base_name, is_custom
+from detrun.diagnose.operations import is_custom
+from detrun.errors import NotVerifiedError
+from detrun.records.kept_reader import KeptEvent
 
 ITEMSIZES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -26,12 +28,12 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _DEVICE = re.compile(r"[a-z]{1,20}(:[0-9]{1,4})?")
 
 
-class CannotReproduceError(Exception):
-    """Why no script can be made that repeats an event; a sentence for the report, without its subject."""
+class CannotReproduceError(NotVerifiedError):
+    """Why no script can be made that repeats an event; a sentence without its subject."""
 
 
 @dataclass(frozen=True)
-class KeptTensor:
+class CallTensor:
     """A tensor as it was kept. raw: its elements, dense and in C order. strides and storage_offset in elements;
     tensors of one storage shared memory."""
 
@@ -58,16 +60,49 @@ class KeptCall:
 
     op: str
     arguments: Mapping[str, Any] | None
-    inputs: tuple[KeptTensor, ...]
-    outputs: tuple[KeptTensor, ...]
+    inputs: tuple[CallTensor, ...]
+    outputs: tuple[CallTensor, ...]
     generator: tuple[str, bytes] | None = None
     threads: int = 1
     deterministic: bool = False
     title: str = ""
 
-    @property
-    def is_collective(self) -> bool:
-        return base_name(self.op).startswith("c10d.")
+
+def call_of(event: KeptEvent) -> KeptCall:
+    """A kept event as a call. Raises RecordError where its bytes are not there, CannotReproduceError where a tensor
+    that it was given was not kept."""
+    sides: dict[str, list[CallTensor]] = {"input": [], "output": []}
+    numbers = []
+    for tensor in event.tensors:
+        if tensor.side == "input":
+            numbers.append(tensor.index)
+        sides[tensor.side].append(
+            CallTensor(
+                tensor.dtype,
+                tensor.shape,
+                tensor.strides,
+                tensor.storage,
+                tensor.storage_offset,
+                tensor.device,
+                event.bytes_of(tensor),
+                tensor.part,
+            )
+        )
+    op = event.key[4]
+    if not any(tensor.part for tensor in sides["input"]) and numbers != list(range(len(numbers))):
+        raise CannotReproduceError("was given a tensor whose memory was not kept")
+    step, microbatch, phase, scope, _, occurrence = event.key
+    where = f"in {scope or 'no module'}, {phase}, step {step}, micro-batch {microbatch}, occurrence {occurrence}"
+    return KeptCall(
+        op,
+        event.call,
+        tuple(sides["input"]),
+        tuple(sides["output"]),
+        event.generator_state(),
+        event.threads,
+        event.deterministic,
+        f"{where} {event.site}",
+    )
 
 
 def check_repeatable(call: KeptCall, module: str | None = None) -> None:
@@ -79,12 +114,12 @@ def check_repeatable(call: KeptCall, module: str | None = None) -> None:
     if is_custom(call.op) and module is None:
         library = call.op.partition(".")[0]
         raise CannotReproduceError(
-            f"is an operator of {library}, which the program itself registers: a script has to import its module"
+            f"is an operator of {library}, which the program itself registers: no script with torch alone can call it"
         )
     check_tensors(call.inputs)
 
 
-def check_tensors(tensors: Sequence[KeptTensor]) -> None:
+def check_tensors(tensors: Sequence[CallTensor]) -> None:
     """Raises CannotReproduceError for what cannot be rebuilt from raw bytes."""
     for tensor in tensors:
         if tensor.part:

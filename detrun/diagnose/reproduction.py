@@ -16,15 +16,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from detrun.diagnose.kept_call import (
     ITEMSIZES,
+    CallTensor,
     CannotReproduceError,
     KeptCall,
-    KeptTensor,
     argument_expressions,
+    call_of,
     check_repeatable,
     check_tensors,
     operator_expression,
 )
 from detrun.errors import ArchiveError
+from detrun.records.kept_reader import KeptEvent
 
 RUNS = 12
 PATIENCE = 120.0
@@ -53,14 +55,23 @@ class Outcome:
     equal: Mapping[str, int]
 
 
-def write_script(
+def write_script(event: KeptEvent, folder: Path, *, other: KeptEvent | None = None) -> Path:
+    """A script that repeats the operation of an event that arm a kept, and knows what arm b (other) got.
+
+    Returns the script's path in `folder`, which is made. Raises CannotReproduceError, RecordError where what was kept
+    cannot be read, ArchiveError where the script cannot be written.
+    """
+    calls = {"a": call_of(event)}
+    if other is not None:
+        calls["b"] = call_of(other)
+    return write_operator_script(calls, folder)
+
+
+def write_operator_script(
     calls: Mapping[str, KeptCall], folder: Path, *, module: str | None = None, search: Sequence[str] = ()
 ) -> Path:
-    """A script that repeats one operation. calls: by arm, the event that it kept; the first one's inputs are used.
-
-    module: what registers the operator, where that is not torch; search: folders in which it is found. Returns the
-    script's path in `folder`, which is made. Raises CannotReproduceError, ArchiveError where it cannot be written.
-    """
+    """The same of calls by arm; the first one's inputs are used. module: what registers the operator, where that is not
+    torch; search: folders in which it is found."""
     call = next(iter(calls.values()))
     check_repeatable(call, module)
     name = _file_name(call.op)
@@ -104,7 +115,7 @@ def write_script(
 
 
 def write_collective_script(arms: Mapping[str, Mapping[int, KeptCall]], folder: Path) -> Path:
-    """A script that repeats a collective with a process a member. arms: by arm, the event of each member by its rank.
+    """A script that repeats a collective with a process a member. arms: by arm, the call of each member by its rank.
 
     Returns and raises as `write_script`.
     """
@@ -141,9 +152,12 @@ def write_collective_script(arms: Mapping[str, Mapping[int, KeptCall]], folder: 
     return _write(folder, name, text, files)
 
 
-def run_script(path: Path, python: str, runs: int = RUNS, *, patience: float = PATIENCE) -> Outcome:
-    """Runs a script of ours and says what it showed. python: the program's interpreter. Raises nothing: a script that
-    does not run is an outcome."""
+def run_script(
+    path: Path, python: str, runs: int = RUNS, *, seconds: float = 5.0, patience: float = PATIENCE
+) -> Outcome:
+    """Runs a script of ours and says what it showed. python: the program's interpreter. seconds: how long it goes on
+    after `runs` of one result, since threads that race may take turns for a while on a busy machine. Raises nothing: a
+    script that does not run is an outcome."""
     ours = ("DETRUN_", "TORCHELASTIC_")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"):
@@ -152,7 +166,7 @@ def run_script(path: Path, python: str, runs: int = RUNS, *, patience: float = P
     plain.pop("OMP_NUM_THREADS", None)
     try:
         done = subprocess.run(
-            [python, str(path), "--runs", str(runs), "--json"],
+            [python, str(path), "--runs", str(runs), "--seconds", f"{seconds:g}", "--json"],
             env=plain,
             cwd=path.parent,
             stdin=subprocess.DEVNULL,
@@ -170,8 +184,9 @@ def run_script(path: Path, python: str, runs: int = RUNS, *, patience: float = P
     try:
         found = json.loads(lines[-1]) if done.returncode == 0 and lines else None
         if found is not None:
-            distinct, equal = int(found["distinct"]), {arm: int(count) for arm, count in found["equal"].items()}
-            return Outcome(distinct, runs, told(distinct, runs, equal), equal)
+            distinct, made = int(found["distinct"]), int(found["runs"])
+            equal = {arm: int(count) for arm, count in found["equal"].items()}
+            return Outcome(distinct, made, told(distinct, made, equal), equal)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -187,13 +202,13 @@ def told(distinct: int, runs: int, equal: Mapping[str, int]) -> str:
     return f"does not reproduce alone: 1 result in {runs} runs, {whose}"
 
 
-def digest(tensor: KeptTensor) -> str:
+def digest(tensor: CallTensor) -> str:
     """What the script computes of a result, over the kept bytes."""
     text = f"{tensor.dtype}{list(tensor.shape)}"
     return hashlib.blake2b(text.encode() + tensor.raw, digest_size=16).hexdigest()
 
 
-def _laid_out(tensors: Sequence[KeptTensor]) -> tuple[list[tuple[int, int]], list[int]]:
+def _laid_out(tensors: Sequence[CallTensor]) -> tuple[list[tuple[int, int]], list[int]]:
     """Where each tensor lies: the number of its memory and where it begins there in bytes; and the memories' sizes.
 
     Tensors that shared memory share it again, at the same distances, without what lay before the first of them.
@@ -219,7 +234,7 @@ def _laid_out(tensors: Sequence[KeptTensor]) -> tuple[list[tuple[int, int]], lis
     return places, memory
 
 
-def _most(tensors: Sequence[KeptTensor]) -> int:
+def _most(tensors: Sequence[CallTensor]) -> int:
     """A script should not take gigabytes for the gaps between kilobytes."""
     return max(1 << 30, 4 * sum(len(tensor.raw) for tensor in tensors))
 

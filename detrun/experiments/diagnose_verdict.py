@@ -177,7 +177,12 @@ def weigh(known: Known, tried: Sequence[Tried]) -> list[Match]:
 
 def _weight(entry: Entry, tried: Tried, comes_back: bool, *, known: bool) -> int:
     change = _id_of(tried.name)
-    if change not in entry.experiments or change == "unchanged" or not tried.of:
+    if not tried.of:
+        return 0
+    if change in entry.excluded_by:
+        against = tried.diverged > 0 if change == "unchanged" else tried.clean and comes_back
+        return 2 * _REFUTES if against else 1 if change in entry.experiments and tried.diverged else 0
+    if change not in entry.experiments or change == "unchanged":
         return 0
     if change == "toggle":  # what was turned off is the user's to know; it only strengthens what fits already
         return _SUPPORTS if known and tried.clean and comes_back else 0

@@ -251,7 +251,9 @@ class _Localization:
         a, b = place.attempt("a", 0), (place.attempts("b") or [place.attempt("b", 0)])[-1]
         comparison = compare_traces(a, b, window.ranks_of(self.ranks))
         observer = check_observer(self.baseline.attempts(), (a, b), self.ranks, last)
-        traced = Traced(place, verdict, requests["a"].level, window, comparison, observer)
+        traced = Traced(
+            place, verdict, requests["a"].level, window, comparison, observer, requests["a"].keep is not None
+        )
         self.descent.traced.append(traced)
         return traced
 

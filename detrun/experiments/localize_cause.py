@@ -16,13 +16,12 @@ from detrun.diagnose.facts import (
     facts_of_lead,
     merged,
 )
-from detrun.diagnose.kept_call import CannotReproduceError, KeptCall, KeptTensor
+from detrun.diagnose.kept_call import CannotReproduceError
 from detrun.diagnose.match import match
 from detrun.diagnose.reproduction import Outcome, run_script, write_script
 from detrun.errors import DetrunError, RecordError
 from detrun.experiments.localize_bytes import EventReading, TensorReading
 from detrun.records.environment_reader import read_environment
-from detrun.records.kept_reader import KeptEvent
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.verdict import Finding
 
@@ -53,34 +52,14 @@ class Reproduction:
 
 def reproduce(folder: ExperimentFolder, reading: EventReading) -> Reproduction:
     """Writes the script of a settled event into `repro/`, and runs it here: nothing is offered that was not tried."""
-    calls = {arm: event for arm, event in (("a", reading.a), ("b", reading.b)) if event is not None}
+    assert reading.a is not None
     try:
-        path = write_script({arm: call_of(event) for arm, event in calls.items()}, folder.path / "repro")
+        path = write_script(reading.a, folder.path / "repro", other=reading.b)
     except CannotReproduceError as error:
         return Reproduction(None, None, f"no script: {reading.key[4]} {error}")
     except DetrunError as error:
         return Reproduction(None, None, str(error))
     return Reproduction(path.relative_to(folder.path).as_posix(), run_script(path, sys.executable, RUNS))
-
-
-def call_of(event: KeptEvent) -> KeptCall:
-    """A kept event as the call it was. Raises RecordError where its bytes are not all there."""
-    step, _, phase, scope, op, _ = event.key
-    sides: dict[str, list[KeptTensor]] = {"input": [], "output": []}
-    for tensor in event.tensors:
-        described = (tensor.strides, tensor.storage, tensor.storage_offset, tensor.device)
-        raw = event.bytes_of(tensor)
-        sides[tensor.side].append(KeptTensor(tensor.dtype, tensor.shape, *described, raw, tensor.part))
-    return KeptCall(
-        op,
-        event.call,
-        tuple(sides["input"]),
-        tuple(sides["output"]),
-        event.generator_state(),
-        event.threads,
-        event.deterministic,
-        f"in {scope or 'no module'}, {phase}, step {step}",
-    )
 
 
 def facts_of(descent: Descent, decisive: Traced, lead: Lead, reading: EventReading | None) -> Facts:
@@ -113,7 +92,9 @@ def _of_bytes(lead: Lead, reading: EventReading) -> dict[str, Any]:
     tensor = next((each for each in reading.differing(side) if each.difference is not None), None)
     found: dict[str, Any] = {}
     if reading.a is not None and reading.b is not None:
-        found["configurations_differ"] = reading.a.kernels != reading.b.kernels if reading.a.kernels else None
+        if reading.a.settings is not None:
+            chosen = [(event.kernels, event.settings) for event in (reading.a, reading.b)]
+            found["configurations_differ"] = chosen[0] != chosen[1]
         found["threads"] = reading.a.threads
         found["deterministic"] = reading.a.deterministic
     if tensor is not None and tensor.difference is not None:

@@ -34,12 +34,12 @@ def metrics_finding(base: Verdict, first: FirstDivergence, id: str) -> Finding:
 
 
 def descent_finding(traced: Traced) -> Finding:
-    """One traced pass."""
+    """One traced pass. One that keeps tensors looks at the same events again, and is no level of its own."""
     comparison = traced.comparison
     origins = comparison.lead is not None and comparison.lead.role == "origin"
     counted = sum(reading.equal for reading in comparison.readings)
     return Finding(
-        kind="descent",
+        kind="kept-pass" if traced.keeps else "descent",
         severity="info",
         where={"level": traced.level, "path": f"passes/{traced.place.path.name}"},
         what=f"level {traced.level}, pass {traced.place.path.name}: {comparison.events:,} events, {counted:,} equal",
@@ -98,10 +98,15 @@ def byte_findings(
     differing = settled.differing(side) or settled.differing("output" if side == "input" else "input")
     findings = [_byte_finding(settled, tensor) for tensor in differing[:MOST]]
     a, b = settled.a, settled.b
-    if a is not None and b is not None and (a.kernels or b.kernels):
-        same = a.kernels == b.kernels
-        what = "the same kernels in both arms" if same else "other kernels in the arms"
-        evidence = {"level": 5, "a": a.kernels, "b": b.kernels}
+    if a is not None and b is not None and a.launched is not None and b.launched is not None:
+        same = (a.launched, a.settings) == (b.launched, b.settings)
+        what = "the same in both arms" if same else "other kernels or sub-operators in the arms"
+        settings = {
+            name: [each.get(name) for each in (a.settings or {}, b.settings or {})]
+            for name in sorted({*(a.settings or {}), *(b.settings or {})})
+            if (a.settings or {}).get(name) != (b.settings or {}).get(name)
+        }
+        evidence = {"level": 5, "a": list(a.launched), "b": list(b.launched), "settings": settings}
         findings.append(Finding(kind="kernels", severity="info", what=what, evidence=evidence))
     return findings
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traced:
-    """One traced pass."""
+    """One traced pass. keeps: it keeps the tensors of named events."""
 
     place: ExperimentFolder
     verdict: Verdict
@@ -39,6 +39,7 @@ class Traced:
     window: Window
     comparison: TraceComparison
     observer: ObserverCheck
+    keeps: bool = False
 
     @property
     def attempts(self) -> tuple[AttemptFolder, AttemptFolder]:

@@ -43,7 +43,8 @@ class KeptTensor:
 class KeptEvent:
     """One kept event. live: it was found by holding the other arm's digests, not asked for by its key. call: how the
     operation was called, None where it is no single call. generator: kind, offset and length of its state's bytes.
-    kernels: what it launched, None where nobody looked."""
+    launched: the sub-operators and kernels it launched, in order; kernels: those on a device alone; settings: what
+    decides which kernel is taken. All None where nobody looked."""
 
     key: EventKey
     path: Path
@@ -53,7 +54,9 @@ class KeptEvent:
     generator: tuple[str, int, int] | None
     threads: int
     deterministic: bool
+    launched: tuple[str, ...] | None
     kernels: tuple[str, ...] | None
+    settings: Mapping[str, str] | None
     site: str
     tensors: tuple[KeptTensor, ...]
 
@@ -90,7 +93,7 @@ def _event(document: dict[str, Any], path: Path) -> KeptEvent:
     key = document["key"]
     step, microbatch, phase, scope, op, occurrence = key
     generator = document.get("generator")
-    kernels = document.get("kernels")
+    launched, kernels, settings = _launched(document.get("kernels"))
     call = document.get("call")
     return KeptEvent(
         (_whole(step), _whole(microbatch), _text(phase), _text(scope), _text(op), _whole(occurrence)),
@@ -101,10 +104,20 @@ def _event(document: dict[str, Any], path: Path) -> KeptEvent:
         (_text(generator["kind"]), _whole(generator["offset"]), _whole(generator["nbytes"])) if generator else None,
         _whole(document.get("threads", 1)),
         bool(document.get("deterministic")),
-        tuple(str(name) for name in kernels) if isinstance(kernels, list) else None,
+        launched,
+        kernels,
+        settings,
         str(document.get("site") or ""),
         tuple(_tensor(each) for each in document["tensors"]),
     )
+
+
+def _launched(entries: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None, dict[str, str] | None]:
+    if entries is None:
+        return None, None, None
+    launched = tuple(str(each["name"]) for each in entries if each["kind"] in ("op", "kernel"))
+    kernels = tuple(str(each["name"]) for each in entries if each["kind"] == "kernel")
+    return launched, kernels, {str(each["name"]): str(each["value"]) for each in entries if each["kind"] == "setting"}
 
 
 def _tensor(document: dict[str, Any]) -> KeptTensor:

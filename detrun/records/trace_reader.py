@@ -184,8 +184,7 @@ class TraceFile:
         if self._metadata.get("rank") != str(self.rank):
             rank = one_line(str(self._metadata.get("rank")), 20)
             raise RecordError(f"is the trace of rank {rank}", where=where)
-        expected = trace_schema(pyarrow, self.rank, {})
-        if [(f.name, f.type) for f in schema] != [(f.name, f.type) for f in expected]:
+        if not schema.equals(trace_schema(pyarrow, self.rank, {}), check_metadata=False):
             raise RecordError("has other columns than a trace", where=where)
 
     def _find_unfinished(self) -> None:

@@ -190,7 +190,10 @@ def _kernels(verdict: Verdict) -> Iterator[Row]:
                 "kernels", (f"the same in both arms: {_some(launched)}" if launched else "the same in both arms",)
             )
         else:
-            alone = [("a", [name for name in a if name not in b]), ("b", [name for name in b if name not in a])]
+            alone = [
+                (arm, [name for name in dict.fromkeys(own) if name not in other])
+                for arm, own, other in (("a", a, b), ("b", b, a))
+            ]
             told = tuple(f"in arm {arm} alone: {_some(names)}" for arm, names in alone if names)
             yield Row("kernels", told or ("the same in both arms, in another order or number",))
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from detrun.diagnose.kept_call import CannotReproduceError, KeptCall, KeptTensor, expression
-from detrun.diagnose.reproduction import run_script, told, write_collective_script, write_script
+from detrun.diagnose.kept_call import CallTensor, CannotReproduceError, KeptCall, expression
+from detrun.diagnose.reproduction import Outcome, run_script, told, write_collective_script, write_operator_script
 from detrun.recorder.trace.calls import describe_call
 
 
-def kept(tensor: Tensor, storages: dict[int, int]) -> KeptTensor:
+def kept(tensor: Tensor, storages: dict[int, int]) -> CallTensor:
     """A tensor as the recorder keeps it."""
     dense = tensor.detach().contiguous().clone()
-    return KeptTensor(
+    return CallTensor(
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
@@ -48,13 +48,13 @@ def record(op: Any, *args: Any, outputs: Any = None, threads: int = 1, **kwargs:
 
 def repeated(calls: dict[str, KeptCall], folder: Path) -> dict[str, int]:
     """How many of two repetitions, made in this process, give what each arm got."""
-    script = runpy.run_path(str(write_script(calls, folder)))
+    script = runpy.run_path(str(write_operator_script(calls, folder)))
     results = [list(script["once"](number)) for number in range(2)]
     return {arm: sum(result == digests for result in results) for arm, digests in script["KEPT"].items()}
 
 
-def run(calls: dict[str, KeptCall], folder: Path, runs: int = 3, **more: Any):
-    return run_script(write_script(calls, folder, **more), sys.executable, runs)
+def run(calls: dict[str, KeptCall], folder: Path, runs: int = 3, seconds: float = 0.0, **more: Any) -> Outcome:
+    return run_script(write_operator_script(calls, folder, **more), sys.executable, runs, seconds=seconds)
 
 
 ten = torch.ops.aten
@@ -119,9 +119,9 @@ def test_the_arm_that_it_agrees_with_is_named(tmp_path: Path) -> None:
 def test_threads_that_race_show_several_results(tmp_path: Path) -> None:
     index = torch.randint(0, 8, (40_000,))
     call = record(ten.index_put_.default, torch.zeros(8), [index], torch.randn(40_000), True, threads=2)
-    outcome = run({"a": call}, tmp_path, runs=12)
+    outcome = run({"a": call}, tmp_path, runs=12, seconds=60.0)
     assert outcome.distinct > 1, outcome.text
-    assert outcome.text == f"{outcome.distinct} distinct results in 12 runs"
+    assert outcome.text == f"{outcome.distinct} distinct results in {outcome.runs} runs"
 
 
 def test_memory_that_nobody_wrote_shows_several_results(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_operator_of_the_programs_own_needs_its_module(tmp_path: Path) -> Non
         (kept(torch.full((3,), 2.0), {}),),
     )
     with pytest.raises(CannotReproduceError, match="which the program itself registers"):
-        write_script({"a": call}, tmp_path / "repro")
+        write_operator_script({"a": call}, tmp_path / "repro")
     outcome = run({"a": call}, tmp_path / "repro", module="own_ops", search=[str(tmp_path)])
     assert outcome.equal == {"a": 3}, outcome.text
 
@@ -157,16 +157,16 @@ def test_an_operator_of_the_programs_own_needs_its_module(tmp_path: Path) -> Non
         KeptCall("aten.add; import os", {"args": [1], "kwargs": {}}, (), ()),
         KeptCall("aten.add.Tensor", {"args": [{"dtype": "float32; import os"}], "kwargs": {}}, (), ()),
         KeptCall("aten.clone.default", {"args": [1], "kwargs": {}},
-                 (KeptTensor("float32", (2,), (1,), 0, 0, "cpu", b"\0" * 7),), ()),
+                 (CallTensor("float32", (2,), (1,), 0, 0, "cpu", b"\0" * 7),), ()),
         KeptCall("aten.clone.default", {"args": [1], "kwargs": {}},
-                 (KeptTensor("float32", (2,), (1 << 50,), 0, 0, "cpu", b"\0" * 8),), ()),
+                 (CallTensor("float32", (2,), (1 << 50,), 0, 0, "cpu", b"\0" * 8),), ()),
         KeptCall("aten.clone.default", {"args": [1], "kwargs": {}},
-                 (KeptTensor("float32", (2,), (1,), 0, 0, "cpu", b"\0" * 8, part="scale"),), ()),
+                 (CallTensor("float32", (2,), (1,), 0, 0, "cpu", b"\0" * 8, part="scale"),), ()),
     ],
 )  # fmt: skip
 def test_what_cannot_be_repeated_is_said_and_no_script_is_written(call: KeptCall, tmp_path: Path) -> None:
     with pytest.raises(CannotReproduceError):
-        write_script({"a": call}, tmp_path)
+        write_operator_script({"a": call}, tmp_path)
     assert not list(tmp_path.glob("*.py"))
 
 

@@ -139,7 +139,7 @@ class Fingerprints:
                     digest = _digest(layout.read(address))
                 else:
                     digest = _digest_of_copy(tensor)
-                low = tensor.storage_offset() * layout.size
+                low = int(tensor.storage_offset()) * layout.size
                 return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes),)
         return self._odd(tensor)
 
@@ -156,7 +156,7 @@ class Fingerprints:
     def region(self, tensor: Tensor) -> tuple[int, int, int]:
         """(first byte, byte behind the last, bytes) of a plain tensor in its storage."""
         layout = self.layout(tensor)
-        low = tensor.storage_offset() * layout.size
+        low = int(tensor.storage_offset()) * layout.size
         return low, low + layout.span, layout.nbytes
 
     def fetch(self, waiting: Iterable[OnDevice]) -> None:
@@ -211,7 +211,8 @@ def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ..
     if dense and by_stride != wide:
         order = (*by_stride, *(dim for dim in range(len(shape)) if shape[dim] <= 1))
         text += "@" + ",".join(map(str, order))
-    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, min(span, elements * size), dtype)
+    nbytes = min(span, elements * size)
+    return Layout(text, (ctypes.c_char * (elements * size)).from_address, order, dense, span, nbytes, dtype)
 
 
 def _digest_of_copy(tensor: Tensor) -> bytes:

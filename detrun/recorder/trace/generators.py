@@ -37,7 +37,7 @@ def generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Genera
             device = value.device
     if device is None or device.type == "cpu":
         return torch.default_generator
-    if device.type == "cuda" and torch.cuda.is_initialized():
+    if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     return None

@@ -15,12 +15,13 @@ from detrun.recorder.trace.generators import generator_state
 from detrun.recorder.trace.words import scalars_text
 
 if TYPE_CHECKING:
-    from detrun.recorder.trace.tracer import Draft, Tracer
+    from detrun.recorder.trace.draft import Draft
+    from detrun.recorder.trace.tracer import Tracer
 
 _NUMBERS = frozenset({int, float, bool, complex})
 
 
-class OperatorMode(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lies at the bottom of the stack of modes while the window is open: what the program pushes and pops is above.
 
     It calls every operator exactly as it was called and returns what it returned. `on`: whether it looks at them; one
@@ -30,7 +31,7 @@ class OperatorMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.on = False
         self._tracer = tracer
         self._facts: dict[Any, Facts] = {}
@@ -60,8 +61,7 @@ class OperatorMode(TorchDispatchMode):
         if facts.skip:
             if types and any(_takes_apart(kind) for kind in types if kind not in PLAIN_TYPES):
                 return NotImplemented
-            self._tracer.skipped_views += 1
-            return func(*args, **kwargs) if not facts.grower else self._grow(func, args, kwargs)
+            return self._skipped(func, facts, args, kwargs)
         if types:
             inner = local.inside
             if inner is func:
@@ -75,9 +75,32 @@ class OperatorMode(TorchDispatchMode):
             self._created(result)
             return result
         draft = self._begin(func, facts, args, kwargs)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            self._raised(draft)
+            raise
         self._end(draft, facts, args, kwargs, result)
         return result
+
+    def _skipped(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
+        tracer = self._tracer
+        tracer.skipped_views += 1
+        if tracer.sites is not None:
+            try:
+                tracer.sites.note()  # its node of the graph may compute something in the backward pass
+            except Exception as error:  # noqa: BLE001
+                tracer.fail(error)
+        return func(*args, **kwargs) if not facts.grower else self._grow(func, args, kwargs)
+
+    def _raised(self, draft: Draft | None) -> None:
+        """The operator raised: there is no event."""
+        keeper = self._tracer.keeper
+        if draft is not None and keeper is not None:
+            try:
+                keeper.forget(draft)
+            except Exception as error:  # noqa: BLE001
+                self._tracer.fail(error)
 
     def _learn(self, func: Any) -> Facts:
         if isinstance(func, torch._ops.OpOverload):
@@ -98,6 +121,9 @@ class OperatorMode(TorchDispatchMode):
         try:
             with _again(self):
                 result = func(*args, **kwargs)
+        except BaseException:
+            self._raised(draft)
+            raise
         finally:
             local.inside = before
         self._end(draft, facts, args, kwargs, result)
@@ -182,8 +208,8 @@ class OperatorMode(TorchDispatchMode):
 
     def _created(self, result: Any) -> None:
         try:
-            if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
-                return
+            if torch.are_deterministic_algorithms_enabled() and _fills():
+                return  # torch itself gave it a content
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_meta:
                     self._tracer.producers.reserved(tensor)
@@ -216,6 +242,10 @@ class _again:  # noqa: N801 - reads as a word
 def _takes_apart(kind: Any) -> bool:
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+
+
+def _fills() -> bool:
+    return bool(getattr(torch.utils.deterministic, "fill_uninitialized_memory", False))
 
 
 def _not_yet() -> bool:

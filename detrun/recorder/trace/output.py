@@ -14,7 +14,7 @@ from detrun.records.trace_row import TRACE_FIELDS
 from detrun.records.trace_writer import TraceBatch, TraceWriter
 
 if TYPE_CHECKING:
-    from detrun.recorder.trace.tracer import Draft
+    from detrun.recorder.trace.draft import Draft
 
 _TEXTS = tuple(name for name, kind in TRACE_FIELDS if kind == "text")
 _GET = {name: attrgetter(name) for name in _TEXTS}
@@ -46,7 +46,8 @@ class TraceOutput:
         if self.exhausted or not rows:
             return not self.exhausted
         batch, numbers, texts = self._batch(rows)
-        if not self._writer.write_batch(batch, self._budget - _FOR_THE_INDEX):
+        index = _FOR_THE_END + _A_SCOPE * len(texts["scope"])
+        if not self._writer.write_batch(batch, self._budget - index):
             self.exhausted = True
             return False
         self._rolling.add(
@@ -65,6 +66,8 @@ class TraceOutput:
 
     def end_step(self, step: int, *, partial: bool = False) -> None:
         """All rows of a step were written; partial: some were not."""
+        if partial and not self._written:
+            return
         digest, scopes = self._rolling.finish()
         line: dict[str, Any] = {
             "step": step,
@@ -138,8 +141,9 @@ def _flagged(rows: Sequence[Draft]) -> list[int]:
     return found
 
 
-_FOR_THE_INDEX = 4096
-"""Bytes of the budget that are left for the end line."""
+_FOR_THE_END = 4096
+_A_SCOPE = 100
+"""Bytes of the budget that are left for the last lines of the index: for the end, and for each scope of a step."""
 
 
 def fetch_digests(rows: Sequence[Draft], fetch: Any) -> None:

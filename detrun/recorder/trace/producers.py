@@ -40,7 +40,7 @@ class Storage:
         self.mark = ""
 
     def __del__(self) -> None:
-        _free_weak_ref(self.ref)
+        _free_weak_ref(self.ref)  # type: ignore[no-untyped-call]
 
     def writer(self, low: int, high: int) -> int:
         """seq of the last event that wrote into this region, -1 if none is known."""

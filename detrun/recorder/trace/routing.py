@@ -73,4 +73,5 @@ def _packed(raw: bytes, kind: Any, rows: int, columns: int) -> tuple[list[int], 
     packed = np.zeros(rows, np.int64)
     for column in range(columns):
         packed = (packed << bits) | (values[:, column].astype(np.int64) & ((1 << bits) - 1))
-    return packed.tolist(), fits.tolist()
+    whole: tuple[list[int], list[bool]] = (list(packed.tolist()), list(fits.tolist()))  # type: ignore[arg-type]
+    return whole

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 Place = tuple[str, str, int]
 """(phase, scope, micro-batch)."""
 
-_sequence = torch.autograd._get_sequence_nr
+_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node = torch._C._current_autograd_node
 _NO_NUMBER = 1 << 62
 """Nodes that are never made anew, those that add to a leaf's gradient, all have a number above this."""
@@ -179,10 +179,6 @@ class Scopes:
         scope, microbatch = self._of_node(node)
         return ("backward", scope, microbatch)
 
-    def site(self) -> str:
-        """`train.py:212 in combine`: the program's line that this event came from, "" if there is none."""
-        return ""
-
     def _note_tensors(self, local: _Local, *given: Sequence[object]) -> None:
         names = local.optimizers[-1][1]
         for tensors in given:
@@ -191,7 +187,7 @@ class Scopes:
                     if len(each) != 1:
                         local.parameter = ""
                         return
-                    each = each[0]  # noqa: PLW2901
+                    each = each[0]
                 name = names.get(id(each))
                 if name is not None:
                     local.parameter = name

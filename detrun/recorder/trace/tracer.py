@@ -14,90 +14,27 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from detrun.fingerprint.tensors import PLAIN
-from detrun.recorder.trace import pointers
-from detrun.recorder.trace.fingerprints import Fingerprints
+from detrun.recorder.trace.draft import Deferred, Draft, Keeper, Local
 from detrun.recorder.trace.output import TraceOutput, fetch_digests
-from detrun.recorder.trace.producers import Producers, Storage
+from detrun.recorder.trace.reading import IN_FLIGHT, Reading, storage_of, tensors_in
 from detrun.recorder.trace.routing import rows_of
+from detrun.recorder.trace.sites import Sites
 from detrun.recorder.trace.window import TraceSettings
-from detrun.records.trace_row import NO_CONTENT, EventKey
+from detrun.records.trace_row import NO_CONTENT
 
 if TYPE_CHECKING:
     from detrun.recorder.session import Session
     from detrun.recorder.trace.scopes import Place, Scopes
 
 FLUSH_ROWS = 8192
-IN_FLIGHT = "in-flight"
-UNINITIALIZED = "uninitialized"
 _MOST_REMARKS = 100
 
-
-class Draft:
-    """An event that is happening, and then a row that is not written yet. `inputs` and `outputs` are digests; a
-    tensor on a device stands for its own digest until the next flush. writers: an event a part of the inputs, by its
-    seq, or -1. texts: the words of the signature. marks: the flags."""
-
-    rng: bytes | None = None
-    site = ""
-    group = ""
-    peer = -1
-    rows: list[int] | None = None
-    flags = ""
-    signature = ""
-    seq = -1
-    complete = False
-    marks: tuple[str, ...] = ()
-
-    def __init__(
-        self, kind: str, op: str, phase: str, scope: str, microbatch: int, step: int, occurrence: int, scalars: str
-    ) -> None:
-        self.kind = kind
-        self.op = op
-        self.phase = phase
-        self.scope = scope
-        self.microbatch = microbatch
-        self.step = step
-        self.occurrence = occurrence
-        self.scalars = scalars
-        self.inputs: Any = []
-        self.outputs: Any = []
-        self.writers: Any = []
-        self.texts: Any = []
-
-    @property
-    def producers(self) -> list[int]:
-        """How many events ago each part of the inputs was last written, 0 where that is not known."""
-        seq = self.seq
-        return [seq - writer if writer >= 0 else 0 for writer in self.writers]
-
-    @property
-    def key(self) -> EventKey:
-        return EventKey(self.step, self.microbatch, self.phase, self.scope, self.op, self.occurrence)
-
-
-class Local(threading.local):
-    """What is each thread's own. muted: how deep in the recorder's own work it is. inside: the operator that a tensor
-    subclass is about to take apart."""
-
-    muted = 0
-    inside: Any = None
-
-
-class Keeper(Protocol):
-    """What keeps the bytes of some events. Called inside the tracer's own guard: what it raises ends the trace."""
-
-    def wants(self, key: EventKey) -> bool: ...
-
-    def begin(self, draft: Draft, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None: ...
-
-    def end(self, draft: Draft, outputs: Sequence[object]) -> None: ...
+__all__ = ["FLUSH_ROWS", "Deferred", "Draft", "Keeper", "Tracer"]
 
 
 class Tracer:
@@ -119,11 +56,10 @@ class Tracer:
         """Called with the number of a step that is about to be flushed, while its events can still be added."""
         self.local = Local()
         self.lock = threading.RLock()
-        self.producers = Producers()
-        self.fingerprints = Fingerprints()
-        self._layouts = self.fingerprints.layouts
-        self._quick = self.fingerprints.quick
-        self._storages = self.producers.storages
+        self.sites = Sites() if settings.call_sites else None
+        self.reading = Reading()
+        self.producers = self.reading.producers
+        self.fingerprints = self.reading.fingerprints
         self._picks = settings.scopes is not None
         self.skipped_views = 0
         self._output: TraceOutput | None = None
@@ -158,6 +94,8 @@ class Tracer:
                 return
             self.step = step
             self.scopes.step_begins()
+            if self.sites is not None:
+                self.sites.step_begins()
             if not self.active:
                 self.active = True
                 for listener in self.listeners:
@@ -255,7 +193,7 @@ class Tracer:
         draft = Draft(kind, op, phase, scope, microbatch, self.step or 0, occurrence, scalars)
         if self._deferred:
             self.settle(overwritten)
-        take = self._take_input
+        take = self.reading.take_input
         for value in inputs:
             take(draft, value)
         draft.texts.append("->")
@@ -269,12 +207,10 @@ class Tracer:
         try:
             with self.lock:
                 seq = self._append(draft)
-                position = 0
-                for value in outputs:
-                    self._take_output(draft, value, seq, mark)
+                for position, value in enumerate(outputs):
+                    self.reading.take_output(draft, value, seq, mark)
                     if (router == position or (self.settings.rows and position == 0)) and isinstance(value, Tensor):
                         draft.rows = rows_of(value, asked=self.settings.rows)
-                    position += 1
                 self._completed(draft)
                 if len(self._rows) >= FLUSH_ROWS:
                     self._flush_complete()
@@ -307,8 +243,8 @@ class Tracer:
                 self._append(draft)
                 entry = Deferred(draft, list(outputs), is_done, ordered)
                 self._deferred.append(entry)
-                for tensor in _tensors(entry.outputs):
-                    storage = _storage(tensor)
+                for tensor in tensors_in(entry.outputs):
+                    storage = storage_of(tensor)
                     if storage is not None:
                         self.producers.pending(storage, functools.partial(self._resolve, entry))
                 return entry
@@ -339,8 +275,8 @@ class Tracer:
         """The program waited for these tensors (done), or is about to use them. Never raises."""
         try:
             with self.lock:
-                for tensor in _tensors(tensors):
-                    storage = _storage(tensor)
+                for tensor in tensors_in(tensors):
+                    storage = storage_of(tensor)
                     known = self.producers.find(storage) if storage is not None else None
                     if known is not None and known.pending is not None:
                         if done:
@@ -355,12 +291,8 @@ class Tracer:
             return
         try:
             with self.lock:
-                for tensor in _tensors(tensors):
-                    storage = _storage(tensor)
-                    if storage is not None:
-                        low, high, nbytes = self.fingerprints.region(tensor)
-                        self.producers.settle(storage)
-                        self.producers.wrote(storage, low, high, -1, nbytes)
+                for tensor in tensors_in(tensors):
+                    self.reading.wrote(tensor)
         except Exception as error:  # noqa: BLE001
             self.fail(error)
 
@@ -373,120 +305,13 @@ class Tracer:
         if text not in self._not_captured and len(self._not_captured) < _MOST_REMARKS:
             self._not_captured.append(text)
 
-    # Parts
-
-    def _take_input(self, draft: Draft, value: object) -> None:
-        if type(value) not in PLAIN:
-            if isinstance(value, (list, tuple)):
-                for each in value:
-                    self._take_input(draft, each)
-            elif value is None:
-                draft.texts.append("-")
-            elif isinstance(value, Tensor):
-                self._take_odd_input(draft, value)
-            return
-        tensor: Any = value
-        try:
-            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
-            digest = self._quick(tensor, layout)
-        except (KeyError, RuntimeError):  # seen for the first time, or without strides
-            digest = None
-        if digest is None:
-            self._take_odd_input(draft, tensor)
-            return
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        draft.texts.append(layout.text)
-        if known is None:
-            writer = -1
-        elif known.whole is not None and known.pending is None and not known.mark:
-            writer = known.whole
-        else:
-            self._take_odd_input(draft, tensor, told=True)
-            return
-        if layout.wide and pointers.suspicious(tensor):
-            draft.marks = (*draft.marks, f"i{len(draft.inputs)}:pointers")
-        draft.inputs.append(digest)
-        draft.writers.append(writer)
-
-    def _take_odd_input(self, draft: Draft, tensor: Tensor, told: bool = False) -> None:
-        """One that is not plain, or of whose storage more is known than who wrote it. told: its text is there."""
-        producers = self.producers
-        storage = _storage(tensor)
-        if storage is not None:
-            producers.settle(storage)
-        for text, digest, storage, low, high, _, mark in self.fingerprints.parts(tensor):
-            if not told:
-                draft.texts.append(text)
-            writer = -1
-            known = producers.find(storage) if storage is not None else None
-            if known is not None:
-                writer = known.writer(low, high)
-                mark = known.mark or mark  # noqa: PLW2901
-                if not known.covered(low, high):
-                    mark = UNINITIALIZED  # noqa: PLW2901
-                elif mark == IN_FLIGHT:
-                    digest = NO_CONTENT  # noqa: PLW2901
-            if not mark and "int64" in text and pointers.suspicious(tensor):
-                mark = "pointers"  # noqa: PLW2901
-            if mark:
-                draft.marks = (*draft.marks, f"i{len(draft.inputs)}:{mark}")
-            draft.inputs.append(digest)
-            draft.writers.append(writer)
-
-    def _take_output(self, draft: Draft, value: object, seq: int, mark: str) -> None:
-        if type(value) not in PLAIN:
-            if isinstance(value, (list, tuple)):
-                for each in value:
-                    self._take_output(draft, each, seq, mark)
-            elif value is None:
-                draft.texts.append("-")
-            elif isinstance(value, Tensor):
-                self._take_odd_output(draft, value, seq, mark)
-            return
-        tensor: Any = value
-        try:
-            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
-            digest = None if mark else self._quick(tensor, layout)
-        except (KeyError, RuntimeError):
-            digest = None
-        if digest is None:
-            self._take_odd_output(draft, tensor, seq, mark)
-            return
-        draft.texts.append(layout.text)
-        storage = tensor.untyped_storage()
-        identity = storage._cdata
-        known = self._storages.get(identity)
-        if known is None:
-            known = self._storages[identity] = Storage(storage)
-        if layout.nbytes == known.size:
-            known.whole = seq
-            known.mark = ""
-        else:
-            low = tensor.storage_offset() * layout.size
-            self.producers.wrote(storage, low, low + layout.span, seq, layout.nbytes)
-        if layout.wide and pointers.suspicious(tensor):
-            draft.marks = (*draft.marks, f"o{len(draft.outputs)}:pointers")
-        draft.outputs.append(digest)
-
-    def _take_odd_output(self, draft: Draft, tensor: Tensor, seq: int, mark: str) -> None:
-        for text, digest, storage, low, high, nbytes, own in self.fingerprints.parts(tensor):
-            draft.texts.append(text)
-            if storage is not None:
-                self.producers.wrote(storage, low, high, seq, nbytes, mark)
-            flag = mark or own
-            if not flag and "int64" in text and pointers.suspicious(tensor):
-                flag = "pointers"
-            if flag:
-                draft.marks = (*draft.marks, f"o{len(draft.outputs)}:{flag}")
-            draft.outputs.append(digest)
-
     # Rows
 
     def _append(self, draft: Draft) -> int:
         seq = draft.seq = self._seq
         self._seq = seq + 1
-        if self.settings.call_sites:
-            draft.site = self.scopes.site()
+        if self.sites is not None:
+            draft.site = self.sites.site(draft.phase == "backward")
         self._rows.append(draft)
         return seq
 
@@ -511,7 +336,7 @@ class Tracer:
             self._deferred.remove(entry)
         done = entry.done or (entry.ordered and not last) or entry.is_done()
         for value in entry.outputs:
-            self._take_output(draft, value, draft.seq, "" if done else IN_FLIGHT)
+            self.reading.take_output(draft, value, draft.seq, "" if done else IN_FLIGHT)
         if not done:
             draft.outputs = [NO_CONTENT for _ in draft.outputs]
         self._completed(draft)
@@ -594,35 +419,5 @@ class Tracer:
                     self.session.warn(f"the trace did not end well: {type(error).__name__}: {error}")
 
 
-class Deferred:
-    """An event whose outputs are not there yet."""
-
-    __slots__ = ("done", "draft", "is_done", "ordered", "outputs")
-
-    def __init__(self, draft: Draft, outputs: list[object], is_done: Callable[[], bool], ordered: bool) -> None:
-        self.draft = draft
-        self.outputs = outputs
-        self.is_done = is_done
-        self.ordered = ordered
-        self.done = False
-
-
 def _tell_done(settle: Any) -> None:
     settle.args[0].done = True
-
-
-def _tensors(values: Iterable[object]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
-
-
-def _storage(tensor: Tensor) -> Any:
-    """The storage of a plain tensor with memory."""
-    if type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
-        return tensor.untyped_storage()
-    return None

@@ -16,7 +16,7 @@ DEFAULT_BUDGET = 1 << 30
 
 @dataclass(frozen=True)
 class KeepSettings:
-    """Events whose tensors are to be kept: keys (step, microbatch, phase, scope, op, occurrence), and the most bytes."""
+    """Events whose tensors are to be kept: keys as in `EventKey`, and the most bytes."""
 
     events: tuple[tuple[int, int, str, str, str, int], ...] = ()
     bytes: int = 256 << 20

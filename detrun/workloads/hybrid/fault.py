@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,5 +96,9 @@ def change_bits(tensor: Tensor, index: int, flip: int = 0, add: int = 0) -> None
 
 
 def largest(tensor: Tensor) -> int:
-    """Memory position of the element of greatest magnitude: its last bit weighs most in later sums."""
+    """Memory position of the element of greatest magnitude: its last bit weighs most in later sums. On the CPU it reads
+    contiguous float32 memory directly, so that looking for it is no operation of the program."""
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous():
+        memory = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+        return int(np.abs(np.ctypeslib.as_array(memory)).argmax())
     return int(tensor.detach().abs().argmax())
