@@ -112,15 +112,16 @@ def _groups(a: StepTable, b: StepTable) -> tuple[Integers, Integers]:
         span = int(codes.max(initial=0)) + 1
         if int(numbers.max(initial=0)) * span > _MOST:
             numbers = _dense(numbers)
-        numbers = numbers.astype(numpy.int64) * span + codes
+        numbers = numbers * span + codes
     numbers = _dense(numbers)
     return numbers[: len(a)], numbers[len(a) :]
 
 
 def _dense(values: numpy.typing.NDArray[Any]) -> Integers:
     """The same numbers for the same values, from 0 on without a gap."""
-    indices: Integers = pyarrow.array(values).dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    return indices
+    indices = pyarrow.array(values).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    dense: Integers = indices.astype(numpy.int64)
+    return dense
 
 
 def _by_key(
@@ -209,7 +210,7 @@ def _paired(
         combined = numpy.concatenate([groups_a, groups_b])
     else:
         combined = numpy.concatenate([_keyed(groups_a, hashes_a), _keyed(groups_b, hashes_b)])
-    combined = _dense(combined).astype(numpy.int64)
+    combined = _dense(combined)
     left, right = combined[: len(groups_a)], combined[len(groups_a) :]
     span = max(len(left), len(right)) + 1
     found_a, found_b, _, _ = _matched(left * span + occurrences(left), right * span + occurrences(right), 0)

@@ -15,8 +15,8 @@ What makes two runs of the same training differ, as `detrun localize` and `detru
 experiment that tells it from the others and what mends it. This page is made from `detrun/diagnose/catalog.yaml`; the
 signs by which an entry is recognized stand there too.
 
-`detrun diagnose ID` runs the experiments that fit what is known of a pair or a localization that diverged, each with one
-thing changed in every arm, and reports which made them agree.
+`detrun diagnose ID` runs the experiments that fit what is known of a pair or a localization that diverged, each with
+one thing changed in every arm, and reports which made them agree.
 """
 
 

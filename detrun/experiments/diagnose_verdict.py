@@ -10,7 +10,7 @@ from typing import Any
 from detrun.compare.decision import in_order
 from detrun.diagnose.catalog import Entry, Experiment, catalog
 from detrun.diagnose.facts import Facts, facts_of_bytes, facts_of_divergence, facts_of_environments, merged
-from detrun.diagnose.match import Match, match
+from detrun.diagnose.match import ENOUGH, Match, match
 from detrun.errors import ArchiveError, ExitCode, RecordError
 from detrun.experiments.changes import CHANGES, GENERAL
 from detrun.recipe import Recipe
@@ -170,7 +170,7 @@ def weigh(known: Known, tried: Sequence[Tried]) -> list[Match]:
             strength += weight
             if weight > 0:
                 told.append(f"{each.title}: identical, {each.identical} of {each.of}")
-        if strength >= _SUPPORTS or (before is not None and strength > 0):
+        if strength >= ENOUGH:
             found.append(Match(entry, (*told, *why), strength))
     return sorted(found, key=lambda each: -each.strength)
 

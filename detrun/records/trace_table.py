@@ -25,6 +25,8 @@ MAX_STEP_BYTES = 1 << 30
 MAX_WORDS = 1 << 20
 """Different entries of a text column in one step."""
 
+_COUNTS = ("seq", "microbatch", "occurrence")
+
 TEXTS = tuple(name for name, kind in TRACE_FIELDS if kind == "text")
 
 
@@ -189,13 +191,16 @@ class _Builder:
         if (self._integers(columns["step"], "step") != self._step).any():
             raise self._wrong(f"has events of other steps among those of step {self._step}")
         for name, gathered in self._numbers.items():
-            gathered.append(self._integers(columns[name], name))
+            values = self._integers(columns[name], name)
+            if name in _COUNTS and len(values) and values.min() < 0:
+                raise self._wrong(f"has a {name} below 0")
+            gathered.append(values)
         for name in TEXTS:
             self._codes[name].append(self._words(name, columns[name]))
         self._add_parts(columns["parts"], columns["n_inputs"], columns["producers"])
         self._add_rng(columns["rng"])
         self._starts.append(self._length)
-        self._row_digests.append(columns["rows"])
+        self._row_digests.append(self._lists_of_rows(columns["rows"]))
         self._length += batch.num_rows
 
     def table(self) -> StepTable:
@@ -293,6 +298,14 @@ class _Builder:
         if (counts < 0).any() or (len(offsets) and (offsets[0] < 0 or offsets[-1] > len(values))):
             raise self._wrong(f"has lists of {name} that overlap")
         return counts, values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(offsets) else values
+
+    def _lists_of_rows(self, column: Any) -> Any:
+        if column.null_count < len(column):
+            try:
+                column.validate(full=True)  # read one by one later, by pyarrow, which does not look again
+            except (ValueError, TypeError) as error:
+                raise self._wrong(f"has no lists in rows ({one_line(str(error), 80)})") from None
+        return column
 
     def _add_rng(self, column: Any) -> None:
         if column.null_count == len(column):

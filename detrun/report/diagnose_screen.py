@@ -10,6 +10,7 @@ from rich.text import Text
 from detrun.records.files import one_line
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Finding, Verdict
+from detrun.report.localize_rows import Row
 from detrun.report.words import listed, plural, short_id
 from detrun.report.wrapping import GAP, Labelled
 
@@ -65,11 +66,31 @@ def body(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
     yield Text(f"each change: {_runs(tried, experiment)}")
 
 
+def rows(verdict: Verdict) -> list[Row]:
+    """The same as rows of a page: what was changed, what came of it and what that means, then the causes that fit."""
+    found = []
+    for finding in (finding for kind in _TRIED for finding in verdict.of_kind(kind)):
+        told = [f"identical: {_of(finding)}", _where(finding), str(finding.evidence.get("reading") or "")]
+        found.append(Row(_label(finding), tuple(fact for fact in told if fact)))
+    found += [Row("left out", (finding.what,)) for finding in verdict.of_kind("left-out")]
+    for number, finding in enumerate(verdict.of_kind("cause")):
+        evidence = finding.evidence
+        signs, sources = (", ".join(map(str, evidence.get(key) or ())) for key in ("signs", "sources"))
+        facts = (finding.what, f"catalog: {evidence.get('catalog')}", signs and f"since {signs}", sources)
+        found.append(Row("or" if number else "cause", tuple(fact for fact in facts if fact)))
+    return found
+
+
+def fix(verdict: Verdict) -> str | None:
+    """What to do, of the likeliest cause."""
+    told = (verdict.culprit or {}).get("fix")
+    return f"fix: {told}" if told else None
+
+
 def next_lines(verdict: Verdict, experiment: ExperimentFile, options: str) -> Iterator[Text]:
     """What to do."""
-    fix = (verdict.culprit or {}).get("fix")
-    if fix:
-        yield Text(f"fix: {_text(str(fix))}")
+    if mend := fix(verdict):
+        yield Text(_text(mend))
     target = experiment.reference.experiment if experiment.reference else experiment.id
     which = f"{_text(short_id(target), 100)}{f' {options}' if options else ''}"
     if (verdict.culprit or {}).get("role"):

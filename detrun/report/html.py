@@ -15,7 +15,7 @@ from detrun.compare.folding import hosts
 from detrun.records.files import printable, write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import localize_rows, localize_words, resume_words, state_table, timeline, words
+from detrun.report import diagnose_screen, localize_rows, localize_words, resume_words, state_table, timeline, words
 from detrun.report.answer import head, sentence
 from detrun.report.chart import figure, plotly_script, save_script
 
@@ -39,6 +39,7 @@ def render_html(
     )
     resume = verdict.experiment == resume_words.EXPERIMENT
     localized = verdict.experiment in localize_words.EXPERIMENTS
+    diagnosed = verdict.experiment == diagnose_screen.EXPERIMENT
     facts = [words.declared(verdict) or resume_words.declared(experiment)]
     if localized:
         facts += localize_words.context(verdict, experiment)
@@ -51,8 +52,8 @@ def render_html(
         head=head(verdict),
         sentence=sentence(verdict, experiment),
         below=_below(verdict, experiment),
-        fix=resume_words.fix(verdict) if resume else localize_words.fix(verdict) if localized else None,
-        localized=_localized(verdict, experiment) if localized else None,
+        fix=_fix(verdict),
+        localized=_localized(verdict, experiment) if localized else _diagnosed(verdict) if diagnosed else None,
         reasons=list(dict.fromkeys(verdict.not_verified)),
         rows=words.first_rows(verdict, experiment),
         facts=[fact for fact in facts if fact],
@@ -68,6 +69,19 @@ def render_html(
         purposes={arm.id: arm.purpose for arm in experiment.arms if arm.purpose},
         limit=MAX_REASONS,
     )
+
+
+def _fix(verdict: Verdict) -> str | None:
+    if verdict.experiment == resume_words.EXPERIMENT:
+        return resume_words.fix(verdict)
+    if verdict.experiment in localize_words.EXPERIMENTS:
+        return localize_words.fix(verdict)
+    return diagnose_screen.fix(verdict) if verdict.experiment == diagnose_screen.EXPERIMENT else None
+
+
+def _diagnosed(verdict: Verdict) -> dict[str, Any]:
+    """What the same section shows of a diagnosis."""
+    return {"rows": diagnose_screen.rows(verdict)}
 
 
 def _below(verdict: Verdict, experiment: ExperimentFile) -> list[str]:

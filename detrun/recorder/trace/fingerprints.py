@@ -125,22 +125,7 @@ class Fingerprints:
         if type(tensor) in PLAIN and tensor.layout is torch.strided:
             layout = self.layout(tensor)
             if layout.simple and not tensor.is_neg():
-                try:
-                    address = tensor.data_ptr()
-                except RuntimeError:
-                    return (Seen(layout.text, NO_CONTENT, mark=NO_MEMORY),)
-                if tensor.is_meta or (address == 0 and layout.read is not None):
-                    return (Seen(layout.text, NO_CONTENT, mark=NO_MEMORY),)
-                if layout.read is None:
-                    return (Seen(layout.text, _EMPTY),)
-                if not tensor.is_cpu:
-                    digest: Any = _on_device(tensor, layout)
-                elif layout.dense:
-                    digest = _digest(layout.read(address))
-                else:
-                    digest = _digest_of_copy(tensor)
-                low = int(tensor.storage_offset()) * layout.size
-                return (Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes),)
+                return (_memory(tensor, layout),)
         return self._odd(tensor)
 
     def layout(self, tensor: Tensor) -> Layout:
@@ -185,10 +170,30 @@ class Fingerprints:
                 text = f"{name}{_described(part.description)}"
                 found.append(Seen(text, NO_CONTENT, mark=NO_MEMORY))
                 continue
-            for seen in self.parts(memory):
-                storage = None if part.copied else seen.storage
-                found.append(seen._replace(text=f"{name}{seen.text}", storage=storage))
+            seen = _memory(memory, self.layout(memory))
+            storage = None if part.copied else seen.storage
+            found.append(seen._replace(text=f"{name}{seen.text}", storage=storage))
         return found
+
+
+def _memory(tensor: Tensor, layout: Layout) -> Seen:
+    """The one part of a tensor whose memory is its content."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a stand-in
+        return Seen(layout.text, NO_CONTENT, mark=NO_MEMORY)
+    if tensor.is_meta or (address == 0 and layout.read is not None):
+        return Seen(layout.text, NO_CONTENT, mark=NO_MEMORY)
+    if layout.read is None:
+        return Seen(layout.text, _EMPTY)
+    if not tensor.is_cpu:
+        digest: Any = _on_device(tensor, layout)
+    elif layout.dense:
+        digest = _digest(layout.read(address))
+    else:
+        digest = _digest_of_copy(tensor)
+    low = int(tensor.storage_offset()) * layout.size
+    return Seen(layout.text, digest, tensor.untyped_storage(), low, low + layout.span, layout.nbytes)
 
 
 def layout_of(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from detrun.recorder.trace.leaves import keep_begin, keep_end, leaves_of, tensors_of
 
@@ -36,7 +40,9 @@ class Steps:
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before)
-        register_optimizer_step_post_hook(self._after)
+        handle = register_optimizer_step_post_hook(self._after)
+        # Before the hook that closes the step: an arm may be ended there, and this belongs to the step.
+        _global_optimizer_post_hooks.move_to_end(handle.id, last=False)
 
     def close(self) -> None:
         """The window closes."""

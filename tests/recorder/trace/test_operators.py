@@ -90,7 +90,10 @@ def test_a_recomputed_forward_is_a_phase_of_its_own_with_the_bits_of_the_first(t
     assert [(e.scope, e.microbatch) for e in again] == [("first.0", 0), ("first.0", 1)]
     assert [e.outputs for e in again] == [e.outputs for e in first]
     backward = find(made, "aten.gelu_backward.default")
-    assert [(e.phase, e.scope, e.microbatch) for e in backward] == [("backward", "first.1", 0), ("backward", "first.1", 1)]
+    assert [(e.phase, e.scope, e.microbatch) for e in backward] == [
+        ("backward", "first.1", 0),
+        ("backward", "first.1", 1),
+    ]
 
 
 def test_digests_are_those_of_the_bytes_in_memory(tmp_path: Path) -> None:
@@ -142,7 +145,9 @@ def test_views_are_no_events(tmp_path: Path) -> None:
         x.view(3, 4).t()[1:].unsqueeze(0).detach().expand(2, 3, 3).select(0, 1)
 
     made = trace(program, tmp_path, steps=(1, 1))
-    assert [e.op for e in events(made)] == ["aten.arange.start"] or [e.op for e in events(made)] == ["aten.arange.default"]
+    assert [e.op for e in events(made)] == ["aten.arange.start"] or [e.op for e in events(made)] == [
+        "aten.arange.default"
+    ]
     assert index(made)[-1]["coverage"]["skipped_views"] >= 6
 
 
@@ -210,8 +215,8 @@ def test_numbers_among_the_arguments_are_kept_exactly(tmp_path: Path) -> None:
         torch.ones(3).mul_(0.3)
 
     made = trace(program, tmp_path, steps=(1, 1))
-    assert find(made, "aten.add_.Tensor")[0].scalars == f"alpha={0.1.hex()}"
-    assert find(made, "aten.mul_.Tensor")[0].scalars == 0.3.hex()
+    assert find(made, "aten.add_.Tensor")[0].scalars == f"alpha={(0.1).hex()}"
+    assert find(made, "aten.mul_.Tensor")[0].scalars == (0.3).hex()
 
 
 def test_two_equal_runs_write_equal_bytes_and_the_training_is_the_same_as_without(tmp_path: Path) -> None:
@@ -239,13 +244,12 @@ def test_one_flipped_bit_is_an_origin_at_the_operation_that_made_it(tmp_path: Pa
         library[0].impl("gelu", gelu, "CPU")
         train()
 
-    a = events(trace(partial(program, False), tmp_path / "a", steps=(2, 2)))
     b = events(trace(partial(program, True), tmp_path / "b", steps=(1, 1)))
     a = events(trace(partial(program, False), tmp_path / "c", steps=(1, 1)))
     pairs = list(zip(a, b, strict=True))
     assert all(one.key == other.key for one, other in pairs)
     origins = [one for one, other in pairs if one.inputs == other.inputs and one.outputs != other.outputs]
-    assert [e.op for e in origins if e.phase == "forward"][0] == "aten.gelu.default"
+    assert origins[0].op == "aten.gelu.default"
     assert origins[0].scope == "first.1"
 
 
