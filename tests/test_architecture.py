@@ -15,7 +15,7 @@ PACKAGE = ROOT / "detrun"
 
 FRAMEWORKS = ("megatron", "torchtitan", "lightning", "transformers", "deepspeed", "accelerate")
 # A rule's source may be named where the rule is data.
-RULE_DATA = {"determinism/canonical.py"}
+RULE_DATA = {"determinism/canonical.py", "diagnose/catalog.yaml"}
 
 
 def sources() -> list[Path]:

@@ -201,26 +201,18 @@ def _hint(result: TraceComparison, missing: Mapping[Lead, tuple[int, ...]]) -> s
     """What to do next."""
     lead = result.lead
     if lead is None:
-        return "" if result.verdict != "identical" else "if the runs differ all the same, widen the window of steps"
+        return "if the runs differ all the same, widen the window of steps" if result.verdict == "identical" else ""
     if lead.role == "receiver":
         return f"outside the capture: trace {ranks_in_words(missing.get(lead, ()))} as well"
     if lead.role == "uncaptured-producer":
-        between = (
-            "" if lead.after is None else f" between {one_line(lead.after.op, 80)} and {one_line(lead.event.op, 80)}"
-        )
-        if lead.event.kind != "op":
-            return (
-                f"trace the operators{between} (level 4)" if result.coverage.get("levels") != [4] else _UNSEEN + between
-            )
-        return f"{_UNSEEN}{between}"
+        event = one_line(lead.event.op, 80)
+        between = f" before {event}" if lead.after is None else f" between {one_line(lead.after.op, 80)} and {event}"
+        return f"{_UNSEEN if result.coverage['levels'] == [_DEEPEST] else _OPERATORS}{between}"
     if lead.role == "outside-the-trace":
         return _HINTS.get(lead.kind, "")
     if lead.role == "suspect":
-        return (
-            "run once more with memory filled before use: a result that then changes was made from uninitialized memory"
-        )
-    levels = result.coverage.get("levels")
-    if levels != [_DEEPEST]:
+        return "run once more with memory filled before use: what then changes was made from uninitialized memory"
+    if result.coverage["levels"] != [_DEEPEST]:
         return f"{_OPERATORS} inside of it"
     return "keep its tensors in both arms, and compare their bytes"
 

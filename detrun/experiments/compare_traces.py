@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,7 +46,7 @@ def compare_traces(
     if not order:
         result.incomplete.append("neither folder holds a trace")
     lead = result.lead
-    if lead is not None and lead.a is not None and lead.b is not None:
+    if lead is not None and lead.role in ("origin", "suspect"):
         tallies = [_TallyTask(a, b, tuple(chunk), lead.event.step, lead.event.op) for chunk in chunks]
         # One step of each trace is read for it, of however many there are.
         steps = max((len(reading.steps) for reading in readings), default=1) or 1
@@ -78,7 +79,20 @@ class _TallyTask:
     op: str
 
 
+def keep_freed_memory() -> None:
+    """Lets this process keep what it frees: a step's columns are given back to the system otherwise and taken anew for
+    the next step, a page at a time, which takes a third of the time. Does nothing where the C library is not glibc."""
+    with suppress(OSError, AttributeError, TypeError):
+        adjust = ctypes.CDLL(None).mallopt
+        for parameter, value in ((_TRIM_THRESHOLD, 512 << 20), (_MMAP_THRESHOLD, 32 << 20), (_TOP_PAD, 16 << 20)):
+            adjust(parameter, value)
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+
+
 def _compare(task: _Task) -> list[RankReading]:
+    keep_freed_memory()
     return [_compare_rank(task, rank) for rank in task.ranks]
 
 

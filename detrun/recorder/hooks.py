@@ -97,7 +97,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Whether a call of this module from outside any other is a micro-batch: it is in training mode and has parameters."""
+    """Whether a call of this module from outside any other is a micro-batch: in training mode, with parameters."""
     return _role(module) is _TRAINING
 
 

@@ -29,14 +29,22 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
     name = experiment.recipe_name
     if verdict.verdict == "not-verified":
         return f"{name}: " + "; ".join(verdict.not_verified[:3])
-    helped = [each for each in verdict.of_kind("confirmed") if _clean(each) and not _reversed(each)]
+    confirmed = verdict.of_kind("confirmed")
+    if any(_clean(each) for each in verdict.of_kind("unchanged")):
+        again = verdict.of_kind("unchanged")[0].evidence["of"]
+        return f"{name}: the fault did not come back in {plural(again, 'run')} of the same: nothing can be told"
+    helped = [each for each in confirmed if _clean(each) and not _reversed(each)]
     if not helped:
-        others = len(verdict.of_kind("confirmed"))
-        return f"{name}: {'neither' if others == 2 else 'none'} of {plural(others, 'change')} makes the arms agree"
+        if not confirmed:
+            return f"{name}: no change could be tried"
+        names = [str(each.evidence["experiment"]) for each in confirmed if not _reversed(each)]
+        if not names:
+            return f"{name}: nothing that was tried makes the arms agree"
+        return f"{name}: with {listed(names, 'or')} the arms still differ"
     counts = {(each.evidence["identical"], each.evidence["of"]) for each in helped}
-    names = listed([str(each.evidence["experiment"]) for each in helped])
+    what = listed([str(each.evidence["experiment"]) for each in helped])
     told = f", {_of(helped[0])}" + (" each" if len(helped) > 1 else "") if len(counts) == 1 else ""
-    return f"{name}: with {names} the arms agree{told}"
+    return f"{name}: with {what} the arms agree{told}"
 
 
 def body(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:

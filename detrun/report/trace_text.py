@@ -32,11 +32,11 @@ def answer(comparison: TraceComparison) -> str:
         return "DIFFERENT, no origin inside the trace"
     ranks = [reading.rank for reading in comparison.readings if reading.problem is None]
     if comparison.verdict == "identical":
-        steps = comparison.coverage["steps"]
-        window = (
-            f", step{'s' if steps[0] != steps[-1] else ''} {ranges(range(steps[0], steps[-1] + 1))}" if steps else ""
+        first, last = comparison.coverage["steps"]
+        window = f"step {first}" if first == last else f"steps {first}-{last}"
+        return (
+            f"IDENTICAL  {_count(comparison.events, 'event')} of {_count(len(ranks), 'rank')} in both traces, {window}"
         )
-        return f"IDENTICAL  {_count(comparison.events, 'event')} of {_count(len(ranks), 'trace')}{window}"
     if comparison.events:
         return f"NOT VERIFIED  what both traces hold is equal, {_count(comparison.events, 'event')}; not all is there"
     return "NOT COMPARABLE"

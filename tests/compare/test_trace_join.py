@@ -29,9 +29,7 @@ def data_parallel(folder: Path, arm: str, ranks: int, plants: Plants, layers: in
             gradients.append([])
             for layer in range(layers):
                 (x,) = each.op("aten.mm.default", [x, weights[rank][layer]], scope=f"layers.{layer}")
-                gradients[rank].append(
-                    each.op("aten.t_mm.default", [x], scope=f"layers.{layer}", phase="backward")[0]
-                )
+                gradients[rank].append(each.op("aten.t_mm.default", [x], scope=f"layers.{layer}", phase="backward")[0])
         for layer in range(layers):
             summed = "+".join(of_rank[layer].content for of_rank in gradients)
             for rank, each in enumerate(arms):
@@ -68,7 +66,7 @@ def test_a_collective_whose_other_member_had_another_input_is_a_receiver(tmp_pat
 
 def test_a_collective_is_an_origin_if_every_members_input_matches(tmp_path: Path) -> None:
     summing = fault(op="c10d.allreduce_", occurrence=1)
-    result = joined(tmp_path, {rank: summing for rank in range(3)})
+    result = joined(tmp_path, dict.fromkeys(range(3), summing))
     assert result.lead is not None
     assert (result.lead.role, result.lead.kind, result.lead.event.op) == ("origin", "collective", "c10d.allreduce_")
     assert "every member" in result.lead.why
@@ -170,7 +168,9 @@ def test_many_ranks_in_several_processes_say_the_same(tmp_path: Path, monkeypatc
     plants = {3: fault(op="aten.mm.default", scope="layers.0")}
     alone = joined(tmp_path, plants, ranks=6)
     monkeypatch.setattr("detrun.experiments.slices.PARALLEL_FROM_BYTES", 0)
-    assert compare_traces(attempt_in(tmp_path, "a"), attempt_in(tmp_path, "b"), processes=2).as_dict() == alone.as_dict()
+    assert (
+        compare_traces(attempt_in(tmp_path, "a"), attempt_in(tmp_path, "b"), processes=2).as_dict() == alone.as_dict()
+    )
 
 
 def test_the_ranks_of_a_group_are_read_from_its_text() -> None:

@@ -98,7 +98,12 @@ def test_data_that_no_recorded_event_wrote_comes_from_outside(tmp_path: Path) ->
         return arm
 
     result, lead = outcome(tmp_path, arm("words"), arm("other words"))
-    assert (lead.role, lead.kind, lead.event.op, lead.inputs) == ("outside-the-trace", "data", "aten.embedding.default", (1,))
+    assert (lead.role, lead.kind, lead.event.op, lead.inputs) == (
+        "outside-the-trace",
+        "data",
+        "aten.embedding.default",
+        (1,),
+    )
     assert result.pattern == "outside"
     assert not result.others
 
@@ -179,11 +184,17 @@ def test_a_race_among_calls_in_another_order_is_found(tmp_path: Path) -> None:
         arm = Arm()
         for expert in order:
             planted = fault if expert == 1 else ""
-            arm.op("aten.mm.default", [Value("x"), Value(f"weight {expert}")], scope="moe", content=[f"y{expert}{planted}"])
+            arm.op(
+                "aten.mm.default", [Value("x"), Value(f"weight {expert}")], scope="moe", content=[f"y{expert}{planted}"]
+            )
         return arm
 
     result, lead = outcome(tmp_path, arm((0, 1, 2), ""), arm((2, 0, 1), "!"))
-    assert (lead.role, lead.a is not None and lead.a.occurrence, lead.b is not None and lead.b.occurrence) == ("origin", 1, 2)
+    assert (lead.role, lead.a is not None and lead.a.occurrence, lead.b is not None and lead.b.occurrence) == (
+        "origin",
+        1,
+        2,
+    )
     assert not result.others
 
 
@@ -240,7 +251,9 @@ def test_a_flagged_part_never_leads(tmp_path: Path) -> None:
     result = compared(tmp_path, arm("junk", "o0:uninitialized"), arm("other junk", "o0:uninitialized"))
     assert result.verdict == "identical"
     assert result.readings[0].flagged == 0  # the digests of the step agree, and nothing is read
-    result = compared(tmp_path, arm("junk", "o0:uninitialized"), arm("other junk", "o0:uninitialized"), skip_equal=False)
+    result = compared(
+        tmp_path, arm("junk", "o0:uninitialized"), arm("other junk", "o0:uninitialized"), skip_equal=False
+    )
     assert (result.verdict, result.readings[0].flagged) == ("identical", 1)
     assert compared(tmp_path, arm("junk", ""), arm("other junk", "")).verdict == "diverged"
 
@@ -294,7 +307,11 @@ def test_a_parameter_that_something_unseen_wrote_is_bracketed(tmp_path: Path) ->
         return arm
 
     _, lead = outcome(tmp_path, arm(""), arm("!"))
-    assert (lead.role, lead.kind, lead.after and lead.after.op) == ("uncaptured-producer", "parameter", "aten.add_.Tensor")
+    assert (lead.role, lead.kind, lead.after and lead.after.op) == (
+        "uncaptured-producer",
+        "parameter",
+        "aten.add_.Tensor",
+    )
 
 
 def modules(inner: str, own: str) -> Arm:
@@ -345,7 +362,11 @@ def test_a_recomputation_that_differs_from_its_forward_is_a_finding_of_its_own(t
     both = compared(tmp_path, arm("!"), arm("!"), recompute=True)
     assert both.verdict == "identical"  # the arms agree, and each differs from itself
     (found,) = both.recompute
-    assert (found.kind, found.event.op, found.b and found.b.phase) == ("recompute", "aten.index_add.default", "recompute")
+    assert (found.kind, found.event.op, found.b and found.b.phase) == (
+        "recompute",
+        "aten.index_add.default",
+        "recompute",
+    )
     one, lead = outcome(tmp_path, arm(""), arm("!"))
     assert (lead.role, lead.event.phase) == ("origin", "recompute")
     assert "arm B" in one.recompute[0].why

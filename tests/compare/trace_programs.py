@@ -46,9 +46,7 @@ def threads(draw: st.DrawFn, most: int = 3) -> list[list[Instruction]]:
     return found
 
 
-def run(
-    arm: Arm, program: Sequence[Sequence[Instruction]], order: Sequence[int], steps: int = 2
-) -> Arm:
+def run(arm: Arm, program: Sequence[Sequence[Instruction]], order: Sequence[int], steps: int = 2) -> Arm:
     """Runs the threads, interleaved: each entry of `order` lets the thread of that number (of those that are not done)
     go on by one instruction; what is left then runs thread by thread."""
     values = [[Value(f"thread {number} weight {at}") for at in range(3)] for number in range(len(program))]

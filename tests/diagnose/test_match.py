@@ -227,7 +227,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
         "hash-seed",
         {**INPUT, "op": "aten.lift_fresh.default", "step": 1, "hash_seed": "random"},
     ),
-    ("a directory as it is listed", "directory-order", {**INPUT, "op": "batch", "step": 1, "hash_seed": "pinned"}),
+    ("a directory as it is listed", "listing-order", {**INPUT, "op": "batch", "step": 1, "hash_seed": "pinned"}),
     (
         "samples as workers finish",
         "loader-arrival",

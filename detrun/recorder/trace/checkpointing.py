@@ -49,9 +49,7 @@ class Checkpointing:
             self._wrap_saved(torch.utils.checkpoint._checkpoint_hook, "begun")
             self._wrap_saved(torch.utils.checkpoint._recomputation_hook, "running")
         else:
-            self.tracer.not_captured(
-                "recomputation of checkpoints that are not reentrant: this torch does it otherwise"
-            )
+            self.tracer.not_captured("recomputation of checkpoints that are not reentrant: this torch has another way")
 
     def _wrap_reentrant(self) -> None:
         function: Any = torch.utils.checkpoint.CheckpointFunction

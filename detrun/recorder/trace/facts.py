@@ -66,6 +66,7 @@ def facts_of(func: Any) -> Facts:
         if not argument.kwarg_only:
             places.append(done)
     is_view = bool(getattr(func, "is_view", False))
+    partial, _ = rules.PARTIAL.get(packet, (-1, ""))
     return Facts(
         name=name,
         skip=is_view or packet in rules.ALIASES or namespace in rules.SKIPPED_NAMESPACES,
@@ -74,7 +75,10 @@ def facts_of(func: Any) -> Facts:
         places=tuple(places),
         words=words,
         writes=tuple(writes),
-        fresh=tuple(result.alias_info is None or not result.alias_info.is_write for result in schema.returns),
+        fresh=tuple(
+            (result.alias_info is None or not result.alias_info.is_write) and at != partial
+            for at, result in enumerate(schema.returns)
+        ),
         draws=draws,
         silent=rules.DRAWS_NOTHING.get(packet),
         router=rules.ROUTERS.get(packet, -1),

@@ -95,12 +95,6 @@ class Keep:
             kept.parts = _parts("input", kept.tensors)
         self._write(draft, kept, _parts("output", tensors_of(*outputs)), kernels, live=live)
 
-    def forget(self, draft: Draft) -> None:
-        """`draft` ended by an exception."""
-        kept = self._happening.pop(id(draft), None)
-        if kept is not None and kept.kernels is not None:
-            kept.kernels.end()
-
     def close(self) -> None:
         """The window is over."""
         self._happening.clear()

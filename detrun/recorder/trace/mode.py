@@ -184,7 +184,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if not outputs or not facts.fresh or facts.fresh[0]:
                     outputs.append(result)
             elif isinstance(result, (tuple, list)):
-                if len(facts.fresh) == 1 or not facts.writes:
+                if len(facts.fresh) == 1 or all(facts.fresh):
                     if not facts.writes or facts.fresh[0]:
                         outputs += result
                 else:

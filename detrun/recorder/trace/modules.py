@@ -98,8 +98,10 @@ class Modules:
         arriving = [tensor for tensor in outputs if tensor.requires_grad and tensor.grad_fn is not None]
         if not arriving:
             return
-        leaving = _boundary([tensor.grad_fn for tensor in arriving], first, entries)
-        passage = _Passage(self.tracer, forward.scope, forward.microbatch, len(arriving), len(leaving))
+        given = {id(node) for node in entries}
+        passed = {at for at, tensor in enumerate(arriving) if id(tensor.grad_fn) in given}
+        leaving = _boundary([tensor.grad_fn for tensor in arriving], first, given)
+        passage = _Passage(self.tracer, forward.scope, forward.microbatch, len(arriving), len(leaving), passed)
         for at, tensor in enumerate(arriving):
             tensor.register_hook(passage.arrives(at))
         for at, (node, edges) in enumerate(leaving):
@@ -116,6 +118,8 @@ class _Passage:
     microbatch: int
     expected: int
     leaving: int
+    passed: set[int]
+    """Outputs that are inputs given back: their gradients leave as they arrive."""
     draft: Draft | None = None
     _arrived: dict[int, Tensor] = field(default_factory=dict)
     _left: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -127,6 +131,7 @@ class _Passage:
             try:
                 self._arrived[at] = gradient
                 if len(self._arrived) == self.expected:
+                    self._left.update((-1 - at, [self._arrived[at]]) for at in self.passed)
                     self._begin()
                     if not self.leaving:
                         self._end()
@@ -145,7 +150,7 @@ class _Passage:
                 self._left[at] = [
                     g for g in (gradients[edge] for edge in edges if edge < len(gradients)) if g is not None
                 ]
-                if len(self._left) == self.leaving:
+                if sum(at >= 0 for at in self._left) == self.leaving:
                     self._end()
             except Exception as error:  # noqa: BLE001 - as above
                 self.tracer.fail(error)
@@ -170,16 +175,15 @@ class _Passage:
             keep_end(self.tracer, draft, gradients)
 
 
-def _boundary(outputs: list[Any], first: int, entries: list[Any]) -> list[tuple[Any, list[int]]]:
+def _boundary(outputs: list[Any], first: int, given: set[int]) -> list[tuple[Any, list[int]]]:
     """The nodes of a call whose gradients leave it, and at which places: those with an edge to a node that is older
-    than the call (its number is below `first`) or made what went in (`entries`)."""
-    outside = {id(node) for node in entries}
+    than the call (its number is below `first`) or made what went in (`given`, by identity)."""
     seen: set[int] = set()
     alive: list[Any] = []  # an id is worth nothing once its object is gone
     found: list[tuple[Any, list[int]]] = []
 
     def is_outside(node: Any) -> bool:
-        return id(node) in outside or node._sequence_nr() < first
+        return id(node) in given or node._sequence_nr() < first
 
     waiting = [node for node in outputs if not is_outside(node)]
     while waiting and len(alive) < _MOST_NODES:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import add, attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from detrun.recorder.trace.fingerprints import ALGORITHM, OnDevice
 from detrun.recorder.trace.rolling import Rolling
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 _TEXTS = tuple(name for name, kind in TRACE_FIELDS if kind == "text")
 _GET = {name: attrgetter(name) for name in _TEXTS}
+_GET_SEQ = attrgetter("seq")
+_GET_WRITERS = attrgetter("writers")
+
+Value = TypeVar("Value")
+
+
+class _Table(dict[Value, int]):
+    """Numbers values in the order in which they are asked for first. A step has thousands of them: hence no loop."""
+
+    def __missing__(self, value: Value) -> int:
+        number = self[value] = len(self)
+        return number
 
 
 class TraceOutput:
@@ -86,38 +99,35 @@ class TraceOutput:
         self._writer.write_line({"end": True, "complete": reason is None, "reason": reason, "coverage": coverage})
 
     def _begin_step(self) -> None:
-        self._numbers: dict[str, dict[str, int]] = {name: {} for name in _TEXTS}
-        self._digests: dict[bytes, int] = {}
+        self._numbers: dict[str, _Table[str]] = {name: _Table() for name in _TEXTS}
+        self._digests: _Table[bytes] = _Table()
         self._rolling = Rolling()
         self._written = 0
         self._first_batch = self._writer.batches
 
     def _batch(self, rows: Sequence[Draft]) -> tuple[TraceBatch, dict[str, list[int]], dict[str, list[str]]]:
-        numbers: dict[str, list[int]] = {}
-        for name in _TEXTS:
-            table = self._numbers[name]
-            number = table.setdefault
-            numbers[name] = [number(text, len(table)) for text in map(_GET[name], rows)]
+        numbers = {name: [*map(self._numbers[name].__getitem__, map(_GET[name], rows))] for name in _TEXTS}
         digests = self._digests
-        number_of = digests.setdefault
-        parts: list[int] = []
-        producers: list[int] = []
-        for row in rows:
-            parts += [number_of(digest, len(digests)) for digest in row.inputs]
-            parts += [number_of(digest, len(digests)) for digest in row.outputs]
-            seq = row.seq
-            producers += [seq - writer if writer >= 0 else 0 for writer in row.writers]
+        sides = [side for row in rows for side in (row.inputs, row.outputs)]
+        parts = [*map(digests.__getitem__, chain.from_iterable(sides))]
+        counts = [*map(len, sides)]
+        seqs = [*map(_GET_SEQ, rows)]
+        producers = [
+            seq - writer if writer >= 0 else 0
+            for seq, writers in zip(seqs, map(_GET_WRITERS, rows), strict=True)
+            for writer in writers
+        ]
         texts = {name: list(table) for name, table in self._numbers.items()}
         batch = TraceBatch(
-            seq=[row.seq for row in rows],
+            seq=seqs,
             step=[row.step for row in rows],
             microbatch=[row.microbatch for row in rows],
             occurrence=[row.occurrence for row in rows],
             numbers=numbers,
             texts=texts,
             parts=parts,
-            part_counts=[len(row.inputs) + len(row.outputs) for row in rows],
-            n_inputs=[len(row.inputs) for row in rows],
+            part_counts=[*map(add, counts[::2], counts[1::2])],
+            n_inputs=counts[::2],
             digests=list(digests),
             producers=producers,
             rng=[row.rng for row in rows],

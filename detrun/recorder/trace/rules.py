@@ -56,12 +56,17 @@ OVERWRITERS = {
     "aten.log_normal_": "all of it is drawn",
     "aten.cauchy_": "all of it is drawn",
     "aten.eye": "all of it is replaced",
-    "fsdp.all_gather_copy_in": "a part of the buffer is replaced, the rest of it is memory without content",
     "fsdp.split_with_sizes_copy": "all of them are replaced",
     "fsdp.chunk_cat": "all of it is replaced",
 }
 """Operators whose first written argument is not read. Of every operator, an argument named `out` or one that is given
 by keyword and written is not read either."""
+
+PARTIAL = {
+    "fsdp.all_gather_copy_in": (1, "the buffer of a gather, of which it fills one rank's part"),
+}
+"""Operators that give back a buffer of which they fill a part, and which result that is: the rest of it has no content,
+so it is no output; the part is another result."""
 
 HIDDEN_WRITES = {
     "aten.native_batch_norm": ("running_mean", "running_var"),
