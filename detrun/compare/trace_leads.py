@@ -15,6 +15,7 @@ import numpy
 from detrun.compare.trace_shared import shared_key
 from detrun.compare.trace_sources import Scene, differing_parts, explained, source_of
 from detrun.compare.trace_summary import Lead, LeadKind, RankReading
+from detrun.compare.trace_unpaired import Unpaired, lead_of_unpaired
 from detrun.compare.trace_views import is_view
 from detrun.records.files import one_line
 from detrun.records.trace_row import TraceEvent
@@ -43,7 +44,12 @@ class LeadBook:
         found = scene.alignment.differences
         apart = numpy.flatnonzero(found.any)
         if not self._differed:
-            unpaired = self._unpaired(scene, apart, missing, extra)
+            alignment = scene.alignment
+            lonely = Unpaired(
+                alignment.only_a if missing else alignment.only_a[:0],
+                alignment.only_b if extra else alignment.only_b[:0],
+            )
+            unpaired = lead_of_unpaired(scene, lonely, apart)
             if unpaired is not None:
                 self._put([unpaired])
                 self._differed = True
@@ -116,31 +122,6 @@ class LeadBook:
                     why=f"the only inputs of it that differ cannot be trusted ({flags})",
                 )
             )
-
-    def _unpaired(self, scene: Scene, apart: Integers, missing: bool, extra: bool) -> Lead | None:
-        """The lead of the first event that only one arm has, if it comes before everything else that differs."""
-        alignment = scene.alignment
-        rows_a, rows_b = alignment.rows_a, alignment.rows_b
-        only_a = alignment.only_a if missing else alignment.only_a[:0]
-        only_b = alignment.only_b if extra else alignment.only_b[:0]
-        places: list[tuple[float, int]] = []
-        if len(only_a):
-            places.append((float(only_a[0]), 0))
-        if len(only_b):
-            before = rows_a[rows_b < only_b[0]]
-            places.append((float(before.max(initial=-1)) + 0.5, 1))
-        if not places:
-            return None
-        place, arm = min(places)
-        if len(apart) and rows_a[apart[0]] < place:
-            return None
-        a = scene.a.table.event(int(only_a[0])) if arm == 0 or (len(places) == 2 and places[0][0] == place) else None
-        b = scene.b.table.event(int(only_b[0])) if arm == 1 else None
-        event = a or b
-        assert event is not None
-        name, where = one_line(event.op, 120), f" in {one_line(event.scope, 120)}" if event.scope else ""
-        why = f"{name}{where} happened in {'A' if a is not None else 'B'} alone, and everything before it matches"
-        return Lead("outside-the-trace", "control-flow", scene.rank, a, b, why=why)
 
 
 def _origin(scene: Scene, number: int) -> Lead:
