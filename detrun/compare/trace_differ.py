@@ -130,7 +130,10 @@ def in_terms_of(a: Words, b: Words) -> Integers:
 
 def _owners(parts: Parts, at: Integers) -> tuple[Integers, Integers, Mask]:
     """(event, number within it, whether it went in) of the parts at these places."""
-    owner = numpy.searchsorted(parts.offsets, at, side="right") - 1
+    if len(at) * 16 > len(parts.lo):  # many: the owners of all parts are written down sooner than these are searched
+        owner = numpy.repeat(numpy.arange(len(parts.inputs)), numpy.diff(parts.offsets))[at]
+    else:
+        owner = numpy.searchsorted(parts.offsets, at, side="right") - 1
     number = at - parts.offsets[owner]
     return owner, number, number < parts.inputs[owner]
 

@@ -25,13 +25,20 @@ SPREAD_STEPS = 3
 
 
 def compare_rank(
-    a: TraceFile, b: TraceFile, *, limit: int = MOST_LEADS, recompute: bool = False, skip_equal: bool = True
+    a: TraceFile,
+    b: TraceFile,
+    *,
+    limit: int = MOST_LEADS,
+    recompute: bool = False,
+    skip_equal: bool = True,
+    from_batch: bool = False,
 ) -> RankReading:
     """What the traces of one rank in two arms say.
 
     limit: leads that are kept. recompute: steps that are equal in both arms are read as well, to hold recomputed events
     against their forward within arm A; steps that differ always are. skip_equal: steps whose digests agree are not
-    read. Whatever is wrong with the files is in the reading.
+    read. from_batch: the first step counts from its first batch on: a program that just resumed has not done what
+    an uninterrupted one does between two steps. Whatever is wrong with the files is in the reading.
     """
     reading = RankReading(a.rank, level=a.level)
     reading.problem = incomparable(a, b)
@@ -40,7 +47,7 @@ def compare_rank(
     for arm, trace in (("A", a), ("B", b)):
         reading.incomplete += [f"{arm}: {what}" for what in lacking(trace)]
         reading.coverage[arm] = dict(trace.end.coverage) if trace.end is not None else {}
-    _Comparison(a, b, reading, limit, recompute, skip_equal).run()
+    _Comparison(a, b, reading, limit, recompute, skip_equal, from_batch).run()
     return reading
 
 
@@ -87,6 +94,7 @@ class _Comparison:
     limit: int
     recompute: bool
     skip_equal: bool
+    from_batch: bool
     history_a: History = field(default_factory=History)
     history_b: History = field(default_factory=History)
     moved: int = 0
@@ -132,6 +140,8 @@ class _Comparison:
                 self._recomputed(self.a.table(entry_a.step), "A")
             return
         a, b = self.a.table(entry_a.step), self.b.table(entry_b.step)
+        if self.from_batch and not reading.steps:
+            a, b = _from_batch(a), _from_batch(b)
         # What came before the first difference decides; after it a step is only counted, and searched for origins.
         first = not reading.differs
         alignment = align(a, b, by_content=first)
@@ -223,6 +233,15 @@ class _Comparison:
         room = self.limit - len(self.reading.recompute)
         if room > 0 and "recompute" in table.texts["phase"].values:
             self.reading.recompute += recompute_findings(table, self.reading.rank, arm, room)
+
+
+def _from_batch(table: StepTable) -> StepTable:
+    """A step without what came before its first batch; all of it where it has none."""
+    kinds = table.texts["kind"]
+    if "batch" not in kinds.values:
+        return table
+    batches = numpy.flatnonzero(kinds.codes == kinds.values.index("batch"))
+    return table.take(numpy.arange(int(batches[0]), len(table))) if len(batches) else table
 
 
 def _event(trace: TraceFile, history: History, table: StepTable, seq: int) -> TraceEvent | None:

@@ -29,17 +29,18 @@ def compare_traces(
     *,
     recompute: bool = False,
     skip_equal: bool = True,
+    from_batch: bool = False,
 ) -> TraceComparison:
     """Holds the traces of two attempts against each other. Never raises for what is wrong with a file: it is in the
     result.
 
     ranks: those that were asked to trace; default: all that either attempt has a file of. processes: how many read at
-    most; default: one a CPU. recompute, skip_equal: as `compare_rank` has them.
+    most; default: one a CPU. recompute, skip_equal, from_batch: as `compare_rank` has them.
     """
     asked = traced_ranks(a) | traced_ranks(b) if ranks is None else set(ranks)
     order = sorted(asked)
     chunks = [order[at : at + RANKS_A_TASK] for at in range(0, len(order), RANKS_A_TASK)]
-    tasks = [_Task(a, b, tuple(chunk), recompute, skip_equal) for chunk in chunks]
+    tasks = [_Task(a, b, tuple(chunk), recompute, skip_equal, from_batch) for chunk in chunks]
     size = _size_of(a, b, order)
     readings = [reading for part in read_all(_compare, tasks, lambda: size, processes) for reading in part]
     result = join(readings)
@@ -68,6 +69,7 @@ class _Task:
     ranks: tuple[int, ...]
     recompute: bool
     skip_equal: bool
+    from_batch: bool
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _compare_rank(task: _Task, rank: int) -> RankReading:
         return RankReading(rank, problem=f"{ranks_in_words([rank])} has no trace in {where}")
     try:
         with open_trace(task.a, rank) as a, open_trace(task.b, rank) as b:
-            return compare_rank(a, b, recompute=task.recompute, skip_equal=task.skip_equal)
+            return compare_rank(a, b, recompute=task.recompute, skip_equal=task.skip_equal, from_batch=task.from_batch)
     except RecordError as error:
         return RankReading(rank, problem=str(error))
 

@@ -204,7 +204,7 @@ class _Localization:
         assert first is not None
         self.descent.first = first
         traced = self._descend(self._first_window(first))
-        if traced is not None and traced.comparison.lead is not None and self.options.keep:
+        if traced is not None and traced.comparison.lead is not None and self.options.keep and self.descent.may_settle:
             self._settle(traced)
         return conclude(self.descent)
 
@@ -249,13 +249,18 @@ class _Localization:
             self.say,
         )
         a, b = place.attempt("a", 0), (place.attempts("b") or [place.attempt("b", 0)])[-1]
-        comparison = compare_traces(a, b, window.ranks_of(self.ranks))
+        comparison = compare_traces(a, b, window.ranks_of(self.ranks), from_batch=self._just_resumed(window))
         observer = check_observer(self.baseline.attempts(), (a, b), self.ranks, last)
         traced = Traced(
             place, verdict, requests["a"].level, window, comparison, observer, requests["a"].keep is not None
         )
         self.descent.traced.append(traced)
         return traced
+
+    def _just_resumed(self, window: Window) -> bool:
+        """Whether the window begins with the first step after a restore."""
+        restored = (self.baseline.verdict.culprit or {}).get("step") if self.baseline.resumed else None
+        return isinstance(restored, int) and window.steps[0] == restored + 1
 
     def _plan(self, folder: ExperimentFolder, requests: Mapping[str, Request], last: int) -> Plan:
         if self.baseline.resumed:

@@ -104,6 +104,12 @@ class Descent:
                 return
 
     @property
+    def may_settle(self) -> bool:
+        """Whether both arms have the event whose bytes are wanted."""
+        lead = self.traced[-1].comparison.lead if self.traced else None
+        return lead is None or (lead.a is not None and lead.b is not None)
+
+    @property
     def decisive(self) -> Traced | None:
         """The pass whose lead the verdict names."""
         if self.settled_by is not None:
@@ -173,6 +179,8 @@ def _localized(descent: Descent) -> Verdict:
         causes = causes_of(facts)
         findings += causes
         culprit = culprit_of(lead, decisive.comparison, reading, causes, decisive.attempts[0])
+        if descent.baseline.resumed and lead.role == "outside-the-trace":
+            culprit |= _lost(base.culprit or {})
         findings += summary_findings(decisive.comparison, lead, descent.experiment.ranks)
     findings.append(coverage_finding(descent.traced, descent.experiment))
     findings = in_order(findings)
@@ -194,6 +202,12 @@ def _localized(descent: Descent) -> Verdict:
         arms=base.arms,
         figures={},
     )
+
+
+def _lost(blamed: dict[str, Any]) -> dict[str, Any]:
+    """What the resume check knows better than a trace that begins after the restore: the piece that came back wrong."""
+    kept = ("kind", "names", "component", "boundary", "catalog", "fix")
+    return {name: blamed[name] for name in kept if blamed.get(name) is not None}
 
 
 def _bytes_of(descent: Descent, lead: Lead) -> EventReading | None:

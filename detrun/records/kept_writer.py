@@ -8,8 +8,8 @@ themselves (a float as the shortest text that is exactly it), another float as {
 
 `tensors` lists the parts of the tensors, dense and in C order, with where they lie in the bytes (offset, nbytes) and
 how the program had them (strides in elements; storage: tensors of one side with the same number shared memory, at
-storage_offset elements; device). side "input": index is the n of {"tensor": n}; side "output": its place among what the operation
-returned or wrote. Standard library only.
+storage_offset elements; device). side "input": index is the n of {"tensor": n}; side "output": its place among what the
+operation returned or wrote. Standard library only.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ not grow with the length of a trace.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -184,7 +185,7 @@ class TraceFile:
         if self._metadata.get("rank") != str(self.rank):
             rank = one_line(str(self._metadata.get("rank")), 20)
             raise RecordError(f"is the trace of rank {rank}", where=where)
-        if not schema.equals(trace_schema(pyarrow, self.rank, {}), check_metadata=False):
+        if not schema.equals(_columns(), check_metadata=False):
             raise RecordError("has other columns than a trace", where=where)
 
     def _find_unfinished(self) -> None:
@@ -222,7 +223,11 @@ class TraceFile:
         for number, line in enumerate(lines[1:], 2):
             if self.end is not None:
                 raise RecordError("goes on after its end", where=f"{where}, line {number}")
-            self._read_line(parse_object(line, f"{where}, line {number}"), f"{where}, line {number}")
+            try:
+                parsed = _parsed(line)
+            except RecordError as error:
+                raise RecordError(error.what, where=f"{where}, line {number}") from None
+            self._read_line(parsed, f"{where}, line {number}")
         if self.end is None and self.torn is None:
             self.torn = "its index has no end line"
 
@@ -270,6 +275,18 @@ def _follows(index: list[StepIndex], step: int, span: tuple[int, int] | None) ->
         return False
     before = next((entry.batches for entry in reversed(index) if entry.batches is not None), None)
     return span is None or before is None or span[0] > before[1]
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(line: bytes) -> dict[str, Any]:
+    """A line of an index. Two arms that are compared mostly have the same lines; nobody changes what is returned."""
+    return parse_object(line, "")
+
+
+@functools.cache
+def _columns() -> Any:
+    """The schema of a trace, whichever rank's."""
+    return trace_schema(pyarrow, 0, {})
 
 
 def _check_version(version: Any, where: str) -> None:

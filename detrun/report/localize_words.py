@@ -66,6 +66,8 @@ def _diverged(verdict: Verdict, experiment: ExperimentFile) -> str:
     role, called = culprit.get("role"), operation_in_its_place(culprit)
     if role == "uncaptured-producer":
         return f"of what {called} reads"
+    if role == "outside-the-trace" and culprit.get("component"):
+        return f"state that was not restored: {culprit['component']}, first seen by {called}"
     if role == "outside-the-trace":
         return _OUTSIDE.get(_outside_kind(culprit), _OUTSIDE["data"])[0].format(called)
     where = ", ".join(part for part in (called, when(culprit, experiment.ranks)) if part)

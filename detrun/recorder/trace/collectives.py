@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from detrun.recorder.trace.leaves import keep_begin, keep_end
+from detrun.recorder.trace.leaves import aside, keep_begin, keep_end
 
 if TYPE_CHECKING:
     from detrun.recorder.trace.tracer import Deferred, Draft, Tracer
@@ -108,7 +108,7 @@ class Collectives:
     """Installed while a window is open: `open` and `close`, in pairs. Never raises into the program."""
 
     tracer: Tracer
-    _library: torch.library.Library | None = None
+    _library: Any = None
     _restore: list[Callable[[], None]] = field(default_factory=list)
     _flying: dict[int, list[_InFlight]] = field(default_factory=dict)
     _coalesced: list[_InFlight] | None = None
@@ -118,12 +118,12 @@ class Collectives:
         """Put the kernels in place. Does nothing where torch has no distributed part."""
         if self._library is not None or not torch.distributed.is_available():
             return
-        self._library = library = torch.library.Library("c10d", "IMPL")
+        self._library = library = _library("c10d")
         for name, shape in SHAPES.items():
             packet = getattr(torch.ops.c10d, name, None)
             if packet is not None:
                 library.impl(name, self._kernel(name, shape, packet.default), "BackendSelect", with_keyset=True)
-        self._functional = torch.library.Library("_c10d_functional", "IMPL")
+        self._functional = _library("_c10d_functional")
         self._functional.impl("wait_tensor", self._wait_tensor(), "BackendSelect", with_keyset=True)
         for name in _WAITS:
             self._patch(torch.distributed.Work, name, self._waiting)
@@ -233,10 +233,13 @@ class Collectives:
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(work, *args, **kwargs)
-            several = flying.pop(id(work), None)
-            if several is not None:
-                self._waited([several])
+            several = flying.get(id(work))
+            if several is None:
+                return original(work, *args, **kwargs)
+            with aside(self.tracer):  # some copy their result into place here
+                result = original(work, *args, **kwargs)
+            flying.pop(id(work), None)
+            self._waited([several])
             return result
 
         return wait
@@ -308,6 +311,11 @@ def rank_spans(ranks: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
+def _library(namespace: str) -> Any:
+    made: Any = torch.library.Library  # has no types
+    return made(namespace, "IMPL")
+
+
 def _future(work: Any) -> Any:
     try:
         return work.get_future()
@@ -335,7 +343,7 @@ def _collect(item: Any, found: list[Tensor]) -> None:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _sends_objects(tensors: Sequence[Tensor]) -> bool:

@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.compiler import is_dynamo_compiling
 
 from detrun.recorder.late import after_import
-from detrun.recorder.trace.leaves import keep_begin, keep_end, leaves_of, tensors_of
+from detrun.recorder.trace.leaves import aside, keep_begin, keep_end, leaves_of, tensors_of
 from detrun.recorder.trace.steps import OPERATORS
 
 if TYPE_CHECKING:
@@ -65,17 +65,13 @@ class Compiled:
 
         @functools.wraps(original)
         def region(this: Any, inputs: Sequence[Any]) -> Any:
-            if not tracer.active or getattr(tracer.local, "muted", 0):
+            if not tracer.active or _is_muted(tracer):
                 return original(this, inputs)
             given = list(inputs)  # the region empties the list it gets
             draft = self._begin("opaque", "compiled", given)
             del given
-            local = tracer.local
-            local.compiled = getattr(local, "compiled", 0) + 1
-            try:
+            with aside(tracer):
                 result = original(this, inputs)
-            finally:
-                local.compiled -= 1
             self._end(draft, result, "compiled region")
             return result
 
@@ -128,7 +124,7 @@ class Compiled:
         tracer = self.tracer
 
         def launched(metadata: Any) -> None:
-            if not tracer.active or getattr(tracer.local, "muted", 0) or getattr(tracer.local, "compiled", 0):
+            if not tracer.active or _is_muted(tracer) or bool(getattr(tracer.local, "aside", False)):
                 return
             try:
                 tracer.opaque(f"triton {metadata.get()['name']}")
@@ -136,7 +132,7 @@ class Compiled:
                 tracer.fail(error)
 
         knobs = getattr(triton, "knobs", None)
-        chain = getattr(getattr(knobs, "runtime", None), "launch_enter_hook", None)
+        chain: Any = getattr(getattr(knobs, "runtime", None), "launch_enter_hook", None)
         if hasattr(chain, "add"):
             chain.add(launched)
         else:
@@ -174,6 +170,10 @@ class Compiled:
         original = getattr(owner, name)
         setattr(owner, name, wrap(original))
         self._restore.append(lambda: setattr(owner, name, original))
+
+
+def _is_muted(tracer: Tracer) -> bool:
+    return bool(getattr(tracer.local, "muted", False))
 
 
 def _is_torch(function: Any) -> bool:

@@ -95,6 +95,12 @@ class Keep:
             kept.parts = _parts("input", kept.tensors)
         self._write(draft, kept, _parts("output", tensors_of(*outputs)), kernels, live=live)
 
+    def forget(self, draft: Draft) -> None:
+        """`draft` ended by an exception."""
+        kept = self._happening.pop(id(draft), None)
+        if kept is not None and kept.kernels is not None:
+            kept.kernels.end()
+
     def close(self) -> None:
         """The window is over."""
         self._happening.clear()
@@ -168,7 +174,7 @@ def _parts(side: str, tensors: Sequence[Tensor]) -> list[KeptPart]:
                     shape=tuple(memory.shape),
                     strides=tuple(tensor.stride() if plain else memory.stride()),
                     storage=storage,
-                    storage_offset=tensor.storage_offset() if plain else 0,
+                    storage_offset=int(tensor.storage_offset()) if plain else 0,
                     device=str(tensor.device),
                     raw=_raw(memory),
                 )
@@ -184,7 +190,7 @@ def _raw(memory: Tensor) -> bytes:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # a wrapper without a storage of its own
         return id(tensor)
 

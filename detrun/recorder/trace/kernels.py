@@ -18,10 +18,11 @@ class Kernels:
 
     def __init__(self) -> None:
         self._profiler: Any = None
-        if torch.autograd._profiler_enabled():
+        autograd: Any = torch.autograd
+        if autograd._profiler_enabled():
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if _on_device():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         profiler = torch.profiler.profile(activities=activities, record_shapes=False, acc_events=False)
         profiler.start()
@@ -32,9 +33,10 @@ class Kernels:
         found: list[dict[str, Any]] = []
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
+            autograd: Any = torch.autograd
             profiler.stop()
             for event in sorted(profiler.events(), key=lambda event: (event.time_range.start, -event.time_range.end)):
-                on_device = event.device_type != torch.autograd.DeviceType.CPU
+                on_device = event.device_type != autograd.DeviceType.CPU
                 if event.name.startswith(_OWN) or len(found) >= _MOST:
                     continue
                 found.append({"kind": "kernel" if on_device else "op", "name": event.name})
@@ -57,7 +59,7 @@ def settings() -> list[tuple[str, str]]:
         ("threads", torch.get_num_threads()),
         ("cpu.capability", backends.cpu.get_cpu_capability()),
     ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if _on_device():
         matmul = backends.cuda.matmul
         found += [
             ("blas", backends.cuda.preferred_blas_library()),
@@ -66,8 +68,14 @@ def settings() -> list[tuple[str, str]]:
             ("tunable.enabled", torch.cuda.tunable.is_enabled()),
         ]
         if torch.cuda.tunable.is_enabled():
-            found += [(f"tunable.{entry[0]}.{entry[1]}", entry[2]) for entry in torch.cuda.tunable.get_results()]
+            results: Any = torch.cuda.tunable.get_results()
+            found += [(f"tunable.{entry[0]}.{entry[1]}", entry[2]) for entry in results]
     return [(name, str(value)) for name, value in found] + triton_picks()
+
+
+def _on_device() -> bool:
+    cuda: Any = torch.cuda
+    return bool(cuda.is_available() and cuda.is_initialized())
 
 
 def triton_picks() -> list[tuple[str, str]]:

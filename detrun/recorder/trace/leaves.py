@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,17 @@ def keep_end(tracer: Tracer, draft: Draft, outputs: Sequence[Any]) -> None:
     """The same for its outputs, when its digests are there."""
     if tracer.keeper is not None:
         tracer.keeper.end(draft, outputs)
+
+
+@contextmanager
+def aside(tracer: Tracer) -> Iterator[None]:
+    """Inside of this the dispatch mode looks away on this thread: what runs is a piece of one event."""
+    local: Any = tracer.local
+    local.aside = getattr(local, "aside", False) + 1
+    try:
+        yield
+    finally:
+        local.aside -= 1
 
 
 def _walk(item: Any, tensors: list[Tensor], words: list[str] | None, depth: int) -> None:

@@ -49,7 +49,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs is None:
             kwargs = {}
         local = self._local
-        if not self.on or local.muted or getattr(local, "compiled", 0):
+        if not self.on or local.muted or getattr(local, "aside", 0):
             return func(*args, **kwargs)
         try:
             facts = self._facts.get(func)

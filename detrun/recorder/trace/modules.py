@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from detrun.recorder.trace.tracer import Draft, Tracer
 
+_sequence: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 _MOST_NODES = 20_000
 _NO_ORDER = 1 << 62
 """Nodes that add gradients up in a leaf have the highest number there is."""
@@ -59,7 +60,7 @@ class Modules:
             draft = tracer.begin("module", "module", tensors, scalars=scalars)
             if draft is not None:
                 keep_begin(tracer, draft, tensors)
-            entry = (module, draft, torch.autograd._get_sequence_nr(), [t.grad_fn for t in tensors if t.requires_grad])
+            entry = (module, draft, _sequence(), [t.grad_fn for t in tensors if t.requires_grad])
             self._stack().append(entry)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             tracer.fail(error)
@@ -102,6 +103,7 @@ class Modules:
         passed = {at for at, tensor in enumerate(arriving) if id(tensor.grad_fn) in given}
         leaving = _boundary([tensor.grad_fn for tensor in arriving], first, given)
         passage = _Passage(self.tracer, forward.scope, forward.microbatch, len(arriving), len(leaving), passed)
+        tensor: Any
         for at, tensor in enumerate(arriving):
             tensor.register_hook(passage.arrives(at))
         for at, (node, edges) in enumerate(leaving):

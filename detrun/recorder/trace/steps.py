@@ -42,7 +42,8 @@ class Steps:
         register_optimizer_step_pre_hook(self._before)
         handle = register_optimizer_step_post_hook(self._after)
         # Before the hook that closes the step: an arm may be ended there, and this belongs to the step.
-        _global_optimizer_post_hooks.move_to_end(handle.id, last=False)
+        hooks: Any = _global_optimizer_post_hooks
+        hooks.move_to_end(handle.id, last=False)
 
     def close(self) -> None:
         """The window closes."""
