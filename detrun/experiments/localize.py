@@ -328,7 +328,7 @@ class _Localization:
             assert lead is not None
             ranks = _pointed_to(traced.comparison) if self.ranks > MANY_RANKS else traced.window.ranks
             window = replace(traced.window, ranks=ranks)
-            request = Request(window, 4, self._budget(window), call_sites=True, keep=keys, kernels=True)
+            request = Request(window, traced.level, self._budget(window), call_sites=True, keep=keys, kernels=True)
             repeats = traced.observer.repeats("a")
             against = str(traced.place.attempt("a", 0).path) if repeats else None
             again = self._trace(_name("bytes", number), {"a": request, "b": replace(request, against=against)})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from detrun.compare.trace_shared import members
 from detrun.compare.trace_summary import Lead
 from detrun.diagnose.facts import (
     Facts,
@@ -16,12 +17,13 @@ from detrun.diagnose.facts import (
     facts_of_lead,
     merged,
 )
-from detrun.diagnose.kept_call import CannotReproduceError
+from detrun.diagnose.kept_call import CannotReproduceError, KeptCall, call_of
 from detrun.diagnose.match import match
-from detrun.diagnose.reproduction import Outcome, run_script, write_script
+from detrun.diagnose.reproduction import Outcome, run_script, write_collective_script, write_script
 from detrun.errors import DetrunError, RecordError
 from detrun.experiments.localize_bytes import EventReading, TensorReading
 from detrun.records.environment_reader import read_environment
+from detrun.records.kept_reader import read_kept
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.verdict import Finding
 
@@ -50,16 +52,43 @@ class Reproduction:
         return Finding(kind="reproduction", severity="info", what=found.text, evidence=evidence)
 
 
-def reproduce(folder: ExperimentFolder, reading: EventReading) -> Reproduction:
-    """Writes the script of a settled event into `repro/`, and runs it here: nothing is offered that was not tried."""
+def reproduce(
+    folder: ExperimentFolder, reading: EventReading, attempts: Sequence[AttemptFolder], group: str
+) -> Reproduction:
+    """Writes the script of a settled event into `repro/`, and runs it here: nothing is offered that was not tried.
+
+    attempts: of arm a and b, where a collective's other members kept their tensors. group: its members' ranks.
+    """
     assert reading.a is not None
+    place = folder.path / "repro"
     try:
-        path = write_script(reading.a, folder.path / "repro", other=reading.b)
+        ranks = members(group)
+        if ranks:
+            path = write_collective_script(_calls(reading, attempts, ranks), place)
+        else:
+            path = write_script(reading.a, place, other=reading.b)
     except CannotReproduceError as error:
-        return Reproduction(None, None, f"no script: {reading.key[4]} {error}")
+        text = str(error)
+        return Reproduction(
+            None, None, f"no script: it {text}" if text.split(" ")[0] in _VERBS else f"no script: {text}"
+        )
     except DetrunError as error:
-        return Reproduction(None, None, str(error))
+        return Reproduction(None, None, f"no script: {error}")
     return Reproduction(path.relative_to(folder.path).as_posix(), run_script(path, sys.executable, RUNS))
+
+
+def _calls(
+    reading: EventReading, attempts: Sequence[AttemptFolder], ranks: Sequence[int]
+) -> dict[str, dict[int, KeptCall]]:
+    """The calls of all members of a collective, by arm. Raises CannotReproduceError where one kept nothing."""
+    calls: dict[str, dict[int, KeptCall]] = {}
+    for arm, attempt in zip(("a", "b"), attempts, strict=True):
+        for rank in ranks:
+            event = next((each for each in read_kept(attempt, rank) if each.key == reading.key), None)
+            if event is None:
+                raise CannotReproduceError(f"is a collective of which rank {rank} kept nothing in arm {arm}")
+            calls.setdefault(arm, {})[rank] = call_of(event)
+    return calls
 
 
 def facts_of(descent: Descent, decisive: Traced, lead: Lead, reading: EventReading | None) -> Facts:

@@ -61,15 +61,17 @@ def descent_finding(traced: Traced) -> Finding:
 
 def observer_findings(passes: Sequence[Traced], first_step: int) -> list[Finding]:
     """Whether looking changed the run: a traced arm must carry the bits of the untraced one as long as the untraced
-    arms agree with each other."""
+    arms agree with each other. Where the traced arms part from each other by then, it is the fault that came earlier.
+    """
     findings = []
     for traced in passes:
-        changed = traced.observer.changed_before(first_step)
+        own = traced.verdict.first_divergence
+        changed = traced.observer.changed_before(first_step if own is None else min(first_step, own.step))
         for parting in changed:
             what = (
                 f"pass {traced.place.path.name}: arm {parting.arm} differs from its untraced run at step "
-                f"{parting.step} ({parting.stream}), where the untraced arms are equal: the trace changed the run, "
-                "or the recipe does not repeat itself there either"
+                f"{parting.step} ({parting.stream}), where the untraced arms are equal, and so are the traced ones: "
+                "the trace changed the run"
             )
             where: dict[str, Any] = {"arm": parting.arm, "step": parting.step}
             findings.append(Finding(kind="observer", severity="not-verified", where=where, what=what))
@@ -81,6 +83,15 @@ def observer_findings(passes: Sequence[Traced], first_step: int) -> list[Finding
         evidence = {"compared": compared, "repeats": repeated}
         findings.append(Finding(kind="observer", severity="info", what=what, evidence=evidence))
     return findings
+
+
+def repeats_finding(passes: Sequence[Traced]) -> list[Finding]:
+    """How often the fault came back, where that was not always."""
+    came = sum(traced.verdict.first_divergence is not None for traced in passes)
+    if came == len(passes):
+        return []
+    what = f"the fault came back in {came} of {len(passes)} traced passes"
+    return [Finding(kind="repeats", severity="warning", what=what, evidence={"came_back": came, "of": len(passes)})]
 
 
 def byte_findings(

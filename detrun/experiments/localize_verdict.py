@@ -17,6 +17,7 @@ from detrun.experiments.localize_findings import (
     descent_finding,
     metrics_finding,
     observer_findings,
+    repeats_finding,
     summary_findings,
 )
 from detrun.experiments.observer_check import ObserverCheck
@@ -161,6 +162,7 @@ def _localized(descent: Descent) -> Verdict:
     findings: list[Finding] = [metrics_finding(base, descent.first, descent.baseline.folder.id)]
     findings += [descent_finding(traced) for traced in descent.traced]
     findings += observer_findings(descent.traced, descent.first.step)
+    findings += repeats_finding(descent.traced)
     culprit: dict[str, Any] | None = None
     decisive = descent.decisive
     if decisive is None:
@@ -172,7 +174,7 @@ def _localized(descent: Descent) -> Verdict:
         facts = facts_of(descent, decisive, lead, reading)
         findings += byte_findings(lead, descent.bytes, descent.settled, descent.tries_at_bytes)
         if reading is not None and reading.missing is None and lead.role == "origin":
-            reproduction = reproduce(descent.folder, reading)
+            reproduction = reproduce(descent.folder, reading, decisive.attempts, lead.event.group)
             if reproduction.outcome is not None:
                 facts = replace(facts, distinct=reproduction.outcome.distinct, runs=reproduction.outcome.runs)
             findings.append(reproduction.finding())
