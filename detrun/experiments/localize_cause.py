@@ -68,10 +68,7 @@ def reproduce(
         else:
             path = write_script(reading.a, place, other=reading.b)
     except CannotReproduceError as error:
-        text = str(error)
-        return Reproduction(
-            None, None, f"no script: it {text}" if text.split(" ")[0] in _VERBS else f"no script: {text}"
-        )
+        return Reproduction(None, None, f"no script: it {error}")
     except DetrunError as error:
         return Reproduction(None, None, f"no script: {error}")
     return Reproduction(path.relative_to(folder.path).as_posix(), run_script(path, sys.executable, RUNS))

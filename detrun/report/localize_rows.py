@@ -166,6 +166,9 @@ def _rows(evidence: dict[str, Any]) -> str:
     shown = evidence.get("rows")
     if not isinstance(shown, Sequence) or not shown:
         return ""
+    shape = evidence.get("shape")
+    if isinstance(shape, Sequence) and len(shape) == 1:
+        return ""  # its rows are its elements, which are counted and drawn
     total = evidence.get("rows_total")
     total = total if isinstance(total, int) else len(shown)
     if total == 1:
