@@ -114,7 +114,7 @@ def check_repeatable(call: KeptCall, module: str | None = None) -> None:
     if is_custom(call.op) and module is None:
         library = call.op.partition(".")[0]
         raise CannotReproduceError(
-            f"is an operator of {library}, which the program itself registers: no script with torch alone can call it"
+            f"is an operator of {library}, which the program itself registers; torch alone cannot call it"
         )
     check_tensors(call.inputs)
 

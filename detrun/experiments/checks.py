@@ -61,12 +61,19 @@ def check_shape(loaded: LoadedRecipe, cluster: str) -> None:
 
 
 def check_before_launch(
-    loaded: LoadedRecipe, archive: Archive, cluster: str, plan: Plan, agreed: bool, environment: Mapping[str, str]
+    loaded: LoadedRecipe,
+    archive: Archive,
+    cluster: str,
+    plan: Plan,
+    agreed: bool,
+    environment: Mapping[str, str],
+    times: int = 1,
 ) -> str | None:
     """The program is there, its variables allow determinism, and space, node-hours and time limit suffice.
 
-    plan: as it would be in any folder. agreed: --yes was given. Returns what it may cost at most, in node-hours, where
-    that is worth a word. Raises RecipeError, UsageError (node-hours without --yes), ArchiveError or ClusterError.
+    plan: as it would be in any folder. agreed: --yes was given. times: how often its arms are run. Returns what it may
+    cost at most, in node-hours, where that is worth a word. Raises RecipeError, UsageError (node-hours without --yes),
+    ArchiveError or ClusterError.
     """
     recipe = loaded.recipe
     brought_along = cluster == "slurm" and bool(recipe.slurm.setup or recipe.slurm.container)
@@ -86,8 +93,8 @@ def check_before_launch(
     check_space(archive.root, _size_of_last(archive, recipe.name))
     if cluster != "slurm":
         return None
-    attempts = sum(len(request.spec.segments) for request in plan.requests)
-    what = "arms" if attempts == len(plan.arms) else "attempts"
+    attempts = times * sum(len(request.spec.segments) for request in plan.requests)
+    what = "arms" if attempts == times * len(plan.arms) else "attempts"
     cost = check_node_hours(attempts, recipe.launch.nodes, plan.minutes_per_arm, recipe.limits.node_hours, agreed, what)
     _check_partition(loaded, plan)
     return cost

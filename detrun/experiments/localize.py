@@ -42,6 +42,9 @@ MANY_RANKS = 16
 KEPT_EVENTS = 16
 """Events whose tensors are kept in the last pass: the one that the verdict names and what may stand in for it."""
 
+PASSES = 3
+"""A pair, the operations, the bytes: what a localization usually takes, and what its cost is reckoned by."""
+
 WIDENINGS = 2
 
 
@@ -117,16 +120,38 @@ def run_localize(
     else:
         loaded, baseline, reference = target, None, None
     check_launchable(loaded)
+    _check_options(loaded, options)
+    environment = dict(os.environ)
+
+    def plan_in(place: ExperimentFolder) -> Plan:
+        """The arms as they run untraced."""
+        if baseline is None:
+            return plan_pair(loaded, place, cluster.name, PairOptions(), environment)
+        site = Site.of(loaded, place, cluster.name, environment)
+        return plan_whole_runs(site, [Run(arm) for arm in _arms(loaded, baseline.other)])
+
+    planned = plan_in(ExperimentFolder(archive.root / "planned"))
+    times = PASSES if baseline is None else PASSES - 1
+    cost = check_before_launch(loaded, archive, cluster.name, planned, options.agreed, environment, times)
+    if cost:
+        say(cost)
     folder = archive.create(loaded.recipe.name, "localize")
-    plan = plan_pair(loaded, folder, cluster.name, PairOptions(), dict(os.environ)) if baseline is None else None
-    if plan is None:
-        assert baseline is not None
-        site = Site.of(loaded, folder, cluster.name, dict(os.environ))
-        plan = plan_whole_runs(site, [Run(arm) for arm in _arms(loaded, baseline.other)])
-    check_before_launch(loaded, archive, cluster.name, plan, options.agreed, dict(os.environ))
     question = Question("localize", reference, options=asdict(options))
-    write_experiment(loaded, folder, plan, cluster.name, question, command_line)
+    write_experiment(loaded, folder, plan_in(folder), cluster.name, question, command_line)
     return folder, _Localization(loaded, folder, cluster, options, command_line, say, baseline).run()
+
+
+def _check_options(loaded: LoadedRecipe, options: LocalizeOptions) -> None:
+    """Raises UsageError for a window beyond the recipe's steps or ranks."""
+    recipe = loaded.recipe
+    if options.steps is not None and options.steps[1] > recipe.steps:
+        raise UsageError(
+            f"--steps: the recipe takes {recipe.steps} steps, {options.steps[1]} is beyond", hint="--steps A-B"
+        )
+    if options.ranks and max(options.ranks) >= recipe.total_ranks:
+        raise UsageError(
+            f"--ranks: there is no rank {max(options.ranks)}", hint=f"ranks are 0 to {recipe.total_ranks - 1}"
+        )
 
 
 def _take_up(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _sequence: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 _MOST_NODES = 20_000
+_Edge = tuple[Any, int, Any]
+"""From a node, at which of its places, to which node."""
+
 _NO_ORDER = 1 << 62
 """Nodes that add gradients up in a leaf have the highest number there is."""
 
@@ -60,8 +63,8 @@ class Modules:
             draft = tracer.begin("module", "module", tensors, scalars=scalars)
             if draft is not None:
                 keep_begin(tracer, draft, tensors)
-            entry = (module, draft, _sequence(), [t.grad_fn for t in tensors if t.requires_grad])
-            self._stack().append(entry)
+            entries = [tensor.grad_fn for tensor in tensors if tensor.requires_grad]
+            self._stack().append(_Call(module, draft, _sequence(), entries))
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
             tracer.fail(error)
 
@@ -72,42 +75,62 @@ class Modules:
         try:
             stack = self._stack()
             while stack:  # calls that ended by an exception lie above
-                begun, draft, first, entries = stack.pop()
-                if begun is module:
+                call = stack.pop()
+                if call.module is module:
                     break
             else:
                 return  # the window opened inside this call
+            draft = call.draft
             if draft is None:
                 return
             outputs = tensors_of(output)
             tracer.end(draft, outputs)
             keep_end(tracer, draft, outputs)
             if torch.is_grad_enabled():
-                self._watch(draft, outputs, first, entries)
+                self._watch(draft, outputs, call, stack[-1] if stack else None)
         except Exception as error:  # noqa: BLE001 - as above
             tracer.fail(error)
 
-    def _stack(self) -> list[Any]:
-        stack: list[Any] | None = getattr(self._calls, "stack", None)
+    def _stack(self) -> list[_Call]:
+        stack: list[_Call] | None = getattr(self._calls, "stack", None)
         if stack is None:
             stack = self._calls.stack = []
         return stack
 
     # The backward pass
 
-    def _watch(self, forward: Draft, outputs: list[Tensor], first: int, entries: list[Any]) -> None:
+    def _watch(self, forward: Draft, outputs: list[Tensor], call: _Call, caller: _Call | None) -> None:
         arriving = [tensor for tensor in outputs if tensor.requires_grad and tensor.grad_fn is not None]
         if not arriving:
             return
-        given = {id(node) for node in entries}
-        passed = {at for at, tensor in enumerate(arriving) if id(tensor.grad_fn) in given}
-        leaving = _boundary([tensor.grad_fn for tensor in arriving], first, given)
+        given = {id(node) for node in call.entries}
+        last = [tensor.grad_fn for tensor in arriving]
+        passed = {at for at, node in enumerate(last) if id(node) in given}
+        edges = _boundary(last, call, given)
+        if caller is not None:
+            caller.inner.update((id(node), (node, edges)) for node in last)
+        leaving: dict[int, tuple[Any, list[int]]] = {}
+        for node, at, _ in edges:
+            leaving.setdefault(id(node), (node, []))[1].append(at)
         passage = _Passage(self.tracer, forward.scope, forward.microbatch, len(arriving), len(leaving), passed)
         tensor: Any
         for at, tensor in enumerate(arriving):
             tensor.register_hook(passage.arrives(at))
-        for at, (node, edges) in enumerate(leaving):
-            node.register_hook(passage.leaves(at, edges))
+        for at, (node, places) in enumerate(leaving.values()):
+            node.register_hook(passage.leaves(at, places))
+
+
+@dataclass
+class _Call:
+    """A call of a module that has not returned. first: the number that the next node of the graph got when it began.
+    entries: the nodes that made what went in. inner: of the calls inside of it, by the nodes of what they returned,
+    the edges that lead out of them: what is between is not looked at again."""
+
+    module: nn.Module
+    draft: Draft | None
+    first: int
+    entries: list[Any]
+    inner: dict[int, tuple[Any, list[_Edge]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -177,35 +200,38 @@ class _Passage:
             keep_end(self.tracer, draft, gradients)
 
 
-def _boundary(outputs: list[Any], first: int, given: set[int]) -> list[tuple[Any, list[int]]]:
-    """The nodes of a call whose gradients leave it, and at which places: those with an edge to a node that is older
-    than the call (its number is below `first`) or made what went in (`given`, by identity)."""
+def _boundary(outputs: list[Any], call: _Call, given: set[int]) -> list[_Edge]:
+    """The edges by which gradients leave a call: those to a node that is older than the call or made what went in
+    (`given`, by identity)."""
+    first, inner = call.first, call.inner
     seen: set[int] = set()
     alive: list[Any] = []  # an id is worth nothing once its object is gone
-    found: list[tuple[Any, list[int]]] = []
-
-    def is_outside(node: Any) -> bool:
-        return id(node) in given or node._sequence_nr() < first
-
-    waiting = [node for node in outputs if not is_outside(node)]
+    found: list[_Edge] = []
+    waiting = [node for node in outputs if id(node) not in given and node._sequence_nr() >= first]
     while waiting and len(alive) < _MOST_NODES:
         node = waiting.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         alive.append(node)
-        edges: list[int] = []
-        for at, (following, _) in enumerate(node.next_functions):
-            if following is None or following._sequence_nr() >= _NO_ORDER:
+        known = inner.get(id(node))
+        if known is None:
+            edges = [(node, at, following) for at, (following, _) in enumerate(node.next_functions)]
+        else:
+            edges = known[1]
+        for edge in edges:
+            following = edge[2]
+            if following is None:
+                continue
+            number = following._sequence_nr()
+            if number >= _NO_ORDER:
                 continue
             alive.append(following)
-            if is_outside(following):
-                edges.append(at)
+            if number < first or id(following) in given:
+                found.append(edge)
             else:
                 waiting.append(following)
-        if edges:
-            found.append((node, edges))
-    return found
+    return list({(id(edge[0]), edge[1]): edge for edge in found}.values())
 
 
 def _keywords() -> dict[str, Any]:
