@@ -182,7 +182,7 @@ def conclude(
 
 def arm_names(experiment: ExperimentFile) -> dict[str, str]:
     """What the arms of an experiment are there for, where that is not plain."""
-    if experiment.experiment == "pair":
+    if experiment.experiment != "resume-check":
         return {}
     return {arm.id: _purpose(arm) for arm in experiment.arms}
 

@@ -41,6 +41,7 @@ def compare(
     """
     from detrun.experiments.compare_traces import compare_traces
     from detrun.report.trace_text import answer, details, exit_code
+    from detrun.report.wrapping import Labelled
 
     left, right = _attempt(a, archive), _attempt(b, archive)
     comparison = compare_traces(left, right, recompute=recompute, skip_equal=not full)
@@ -56,12 +57,15 @@ def compare(
     lines = [("A", one_line(str(left.path), 1000)), ("B", one_line(str(right.path), 1000)), *details(comparison)]
     width = max(len(label) for label, _ in lines)
     for label, text in lines:
-        _line(console, Text(f"  {label:<{width}}  ", style="bold").append(text, style="not bold"))
+        _line(console, Labelled.of(f"  {label}", text, width + 4))
     return code
 
 
 def _line(console: Console, text: Text) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    from detrun.report.wrapping import wrapped
+
+    for piece in wrapped(text, console.width if console.is_terminal else None):
+        console.print(piece, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _attempt(name: str, archive: Path | None) -> AttemptFolder:

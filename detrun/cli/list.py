@@ -21,6 +21,7 @@ def list_experiments(
     from detrun.errors import RecordError
     from detrun.records.files import one_line
     from detrun.records.jobs import ExperimentFile
+    from detrun.report.answer import word
 
     store = open_archive(archive)
     rows: list[dict[str, str | None]] = []
@@ -38,13 +39,13 @@ def list_experiments(
         except RecordError as error:
             row["verdict"] = str(error)
         if verdict := read_verdict(folder):
-            row["verdict"] = verdict.verdict
+            row["verdict"] = word(verdict)
             if verdict.first_divergence is not None:
                 begin = verdict.first_divergence.boundary == "begin"
                 row["first"] = "before the first step" if begin else f"step {verdict.first_divergence.step}"
             if verdict.culprit is not None:
                 # Of what it is may be many names long.
-                row["culprit"] = str(verdict.culprit.get("name") or "").partition(" of ")[0] or None
+                row["culprit"] = str(verdict.culprit.get("name") or "").partition(" of ")[0].removesuffix(".default") or None
         rows.append(row)
     if as_json:
         json.dump(rows, sys.stdout, indent=1)

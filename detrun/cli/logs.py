@@ -32,9 +32,12 @@ def logs(
     ] = False,
     archive: ArchiveOption = None,
 ) -> int:
-    """Prints an arm's logs; without --attempt those of its newest attempt."""
+    """Prints an arm's logs; without --attempt those of its newest attempt, of a localization those of its last pass."""
     folder = open_archive(archive).resolve(experiment)
     attempts = folder.attempts(arm)
+    if not attempts:
+        ran = [place for place in folder.passes().values() if place.attempts(arm)]
+        attempts = ran[-1].attempts(arm) if ran else []
     if not attempts:
         known = sorted(path.name for path in (folder.path / "arms").glob("*") if path.is_dir())
         reference = _reference(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,20 +20,26 @@ from detrun.cli.common import (
     to_find,
 )
 
+if TYPE_CHECKING:
+    from detrun.launch.cluster import Cluster
+    from detrun.records.layout import ExperimentFolder
+
 
 def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as_json: JsonOption = False) -> int:
-    """Shows each arm's job, state, steps and nodes, and the verdict if there is one."""
+    """Shows each arm's job, state, steps and nodes, and the verdict if there is one; of a localization, its passes."""
     from detrun.experiments.follow import Follower
     from detrun.records.files import one_line
     from detrun.records.jobs import ExperimentFile
+    from detrun.report.answer import word
 
     folder = open_archive(archive).resolve(experiment)
     asked = ExperimentFile.read(folder.experiment_file)
     follower = Follower(cluster_of(asked), folder)
     follower.poll_once()
     views = follower.views()
+    passes = _passes(folder, cluster_of(asked))
     judged = read_verdict(folder)
-    verdict = judged.verdict if judged else None
+    verdict = word(judged) if judged else None
     if as_json:
         arms = [
             {
@@ -47,7 +54,8 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
             }
             for view in views
         ]
-        json.dump({"id": folder.id, "verdict": verdict, "steps": asked.steps, "arms": arms}, sys.stdout, indent=1)
+        document = {"id": folder.id, "verdict": verdict, "steps": asked.steps, "arms": arms, "passes": passes}
+        json.dump(document, sys.stdout, indent=1)
         sys.stdout.write("\n")
         return 0
     console = Console()
@@ -66,8 +74,27 @@ def status(experiment: IdArgument = "@latest", archive: ArchiveOption = None, as
             one_line(",".join(view.nodes)),
             one_line(view.reason, 1000),
         )
+    for each in passes:
+        going = "   ".join(f"{arm['id']} {arm['state']} {arm['steps']}" for arm in each["arms"])
+        table.add_row(f"  pass {each['name']}", each["verdict"] or f"no verdict yet   {going}")
     console.print(table, markup=False, highlight=False)
     if verdict is None:
         which = to_find(folder)
         console.print(f"hint: detrun attach {which}", markup=False, highlight=False)
     return 0
+
+
+def _passes(folder: ExperimentFolder, cluster: Cluster) -> list[dict[str, Any]]:
+    """The experiments that this one ran on its way, and where the arms of the one that has no verdict are."""
+    from detrun.experiments.follow import Follower
+
+    found = []
+    for place in folder.passes().values():
+        judged = read_verdict(place)
+        arms: list[dict[str, Any]] = []
+        if judged is None:
+            follower = Follower(cluster, place)
+            follower.poll_once()
+            arms = [{"id": view.arm, "state": view.state, "steps": view.steps} for view in follower.views()]
+        found.append({"name": place.path.name, "verdict": judged.verdict if judged else None, "arms": arms})
+    return found

@@ -37,6 +37,7 @@ RULES: tuple[tuple[str, Effect], ...] = (
     ("env.*.DETRUN_MICROBATCHES_DONE", "ignore"),
     ("env.*.DETRUN_INTERRUPT", "ignore"),
     ("env.*.DETRUN_SABOTAGE", "ignore"),
+    ("env.*.DETRUN_TRACE", "ignore"),
     ("env.*.DETRUN_STATE_AT", "ignore"),
     ("env.*.DETRUN_STATE_BYTES", "ignore"),
     ("env.*.DETRUN_JOB*", "ignore"),

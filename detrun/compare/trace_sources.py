@@ -190,7 +190,7 @@ def _kind(event: TraceEvent) -> LeadKind:
 
 def _name(event: TraceEvent) -> str:
     where = f" in {_short(event.scope)}" if event.scope else ""
-    return f"{_short(event.op)}{where} (call {event.occurrence + 1})"
+    return f"{_short(event.op)}{where} (occurrence {event.occurrence})"
 
 
 def _short(text: str) -> str:

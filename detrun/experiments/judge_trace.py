@@ -101,7 +101,8 @@ class _Tally:
             "not_captured": self.not_captured,
             "opaque": self.opaque,
         }
-        what = f"{self.events:,} events of {len(self.ranks)} ranks"
+        ranks = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
+        what = f"{self.events:,} events of {ranks}"
         return Finding(kind="coverage", severity="info", what=what, evidence=evidence)
 
 

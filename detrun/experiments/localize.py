@@ -299,7 +299,8 @@ class _Localization:
     # Decisions
 
     def _first_window(self, first: FirstDivergence) -> Window:
-        """The step that parts. Where state is not recorded every step, all since it was last seen to be equal."""
+        """The step that parts, and the next where no state does. Where state is not recorded every step, all since it was
+        last seen to be equal."""
         if self.options.steps is not None:
             return Window(self.options.steps, self.options.ranks, self.options.scopes)
         every = max(1, self.loaded.recipe.metrics.state_every)
@@ -307,7 +308,11 @@ class _Localization:
         if self.baseline.resumed:
             restored = (self.baseline.verdict.culprit or {}).get("step")
             begin = min(begin, restored + 1) if isinstance(restored, int) else begin
-        return Window((begin, max(begin, first.step)), self.options.ranks, self.options.scopes)
+        end = max(begin, first.step)
+        if not first.state:
+            # A metric is reported after its step: what computes it is recorded with the step that follows.
+            end = min(self.loaded.recipe.steps, end + 1)
+        return Window((begin, end), self.options.ranks, self.options.scopes)
 
     def _descend(self, window: Window) -> Traced | None:
         """Level by level to where the operations are known; wider where the window held nothing, again where the fault

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from detrun.compare.chance import bound_of_clean_pairs
 from detrun.compare.decision import in_order
 from detrun.compare.trace_summary import Lead, TraceComparison
 from detrun.errors import ArchiveError, ExitCode
@@ -24,7 +25,7 @@ from detrun.experiments.observer_check import ObserverCheck
 from detrun.experiments.trace_plan import Window
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder
-from detrun.records.verdict import Finding, FirstDivergence, Verdict, Word
+from detrun.records.verdict import Figure, Finding, FirstDivergence, Verdict, Word
 
 if TYPE_CHECKING:
     from detrun.experiments.localize import Baseline
@@ -146,13 +147,13 @@ def _nothing_to_localize(descent: Descent) -> Verdict:
     clean = sum(pair.verdict == "identical" for pair in descent.pairs)
     what = f"{clean} pair{'s' if clean > 1 else ''} of the recipe came out identical: there is nothing to localize"
     note = Finding(kind="levels", severity="info", what=what, evidence={"pairs": clean})
-    return last.model_copy(
-        update={
-            "id": descent.experiment.id,
-            "experiment": "localize",
-            "findings": [note, *last.findings] if last.verdict == "identical" else last.findings,
-        }
-    )
+    update: dict[str, Any] = {"id": descent.experiment.id, "experiment": "localize"}
+    if last.verdict == "identical":
+        bound = Figure(value=bound_of_clean_pairs(clean), unit="probability (95% confidence)", n=clean)
+        pairs = Figure(value=clean, unit="pairs", n=clean)
+        update["findings"] = [note, *last.findings]
+        update["figures"] = {**last.figures, "pairs": pairs, "divergence_chance_bound": bound}
+    return last.model_copy(update=update)
 
 
 def _localized(descent: Descent) -> Verdict:
@@ -181,7 +182,7 @@ def _localized(descent: Descent) -> Verdict:
         causes = causes_of(facts)
         findings += causes
         culprit = culprit_of(lead, decisive.comparison, reading, causes, decisive.attempts[0])
-        if descent.baseline.resumed and lead.role == "outside-the-trace":
+        if descent.baseline.resumed and lead.role in ("outside-the-trace", "uncaptured-producer"):
             culprit |= _lost(base.culprit or {})
         findings += summary_findings(decisive.comparison, lead, descent.experiment.ranks)
     findings.append(coverage_finding(descent.traced, descent.experiment))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from detrun.compare.streams import PairTally, compare_rank
 from detrun.records.layout import AttemptFolder
-from detrun.records.metrics_line import LineReader
+from detrun.records.metrics_line import LineReader, StepRecord
 from detrun.records.metrics_reader import RankMetrics, read_rank_metrics
 
 
@@ -52,6 +52,7 @@ def check_observer(
         for rank in range(ranks):
             old = _up_to(read_rank_metrics(before.metrics(rank), None, reader), last)
             new = _up_to(read_rank_metrics(now.metrics(rank), None, reader), last)
+            _leave_out_unreported(old, new, last)
             compare_rank(tally, rank, old, new)
         check.compared += sum(tally.compared.values())
         if tally.streams:
@@ -63,3 +64,22 @@ def check_observer(
 def _up_to(records: RankMetrics, last: int) -> RankMetrics:
     """The records of steps up to `last`: traced arms are ended there."""
     return RankMetrics({step: record for step, record in records.steps.items() if step <= last})
+
+
+def _leave_out_unreported(old: RankMetrics, new: RankMetrics, last: int) -> None:
+    """Takes out of step `last` the metrics that only one of the runs came to report: a traced arm is ended when the
+    step is complete, and many a program reports its metrics after that."""
+    before, now = old.steps.get(last), new.steps.get(last)
+    if before is None or now is None or before.held is now.held:
+        return
+    a, b = before.contents.metrics, now.contents.metrics
+    both = {name for name in a.keys() & b.keys() if a[name].get("source") == b[name].get("source")}
+    for records, record in ((old, before), (new, now)):
+        told = {name: metric for name, metric in record.contents.metrics.items() if name in both}
+        records.steps[last] = StepRecord(
+            last,
+            record.microbatches,
+            record.skipped,
+            contents=replace(record.contents, metrics=told),
+            first_microbatch=record.first_microbatch,
+        )

@@ -18,6 +18,16 @@ def head(verdict: Verdict) -> str:
     return _HEADS[verdict.verdict]
 
 
+def word(verdict: Verdict) -> str:
+    """The verdict in a list of experiments. Tracing and diagnosing compare nothing themselves: they are done, or not."""
+    if verdict.verdict != "not-verified":
+        if verdict.experiment == localize_words.TRACE:
+            return "traced"
+        if verdict.experiment == diagnose_screen.EXPERIMENT:
+            return "diagnosed"
+    return verdict.verdict
+
+
 def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
     """The answer without its head."""
     if verdict.experiment == resume_words.EXPERIMENT:

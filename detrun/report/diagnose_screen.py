@@ -33,7 +33,7 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
     if any(_clean(each) for each in verdict.of_kind("unchanged")):
         again = verdict.of_kind("unchanged")[0].evidence["of"]
         return f"{name}: the fault did not come back in {plural(again, 'run')} of the same: nothing can be told"
-    helped = [each for each in confirmed if _clean(each) and not _reversed(each)]
+    helped = _helped(verdict)
     if not helped:
         if not confirmed:
             return f"{name}: no change could be tried"
@@ -51,7 +51,7 @@ def body(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
     """What stands below the first line."""
     tried = [finding for kind in _TRIED for finding in verdict.of_kind(kind)]
     yield Text()
-    width = max([len("changed"), *(len(_label(each)) for each in tried)]) + 2
+    width = max([len("likely cause"), *(len(_label(each)) for each in tried)]) + 2
     counts = max([len("identical"), *(len(_of(each)) for each in tried)]) + 2
     yield Text(f"{'changed':<{width}}{'identical':<{counts}}first differs", style="bold")
     for finding in tried:
@@ -68,7 +68,7 @@ def body(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Text]:
         facts.append(f"catalog: {finding.evidence.get('catalog')}")
         if not number and finding.evidence.get("signs"):
             facts.append(f"since {'; '.join(map(str, finding.evidence['signs'][:3]))}")
-        yield Labelled.of("or" if number else "cause", GAP.join(map(_text, facts)), width)
+        yield Labelled.of("or" if number else _blamed(verdict), GAP.join(map(_text, facts)), width)
     if not verdict.of_kind("cause"):
         yield Labelled.of("cause", "none of the catalog's entries fits what was tried", width)
     yield Text(f"each change: {_runs(tried, experiment)}")
@@ -85,7 +85,7 @@ def rows(verdict: Verdict) -> list[Row]:
         evidence = finding.evidence
         signs, sources = (", ".join(map(str, evidence.get(key) or ())) for key in ("signs", "sources"))
         facts = (finding.what, f"catalog: {evidence.get('catalog')}", signs and f"since {signs}", sources)
-        found.append(Row("or" if number else "cause", tuple(fact for fact in facts if fact)))
+        found.append(Row("or" if number else _blamed(verdict), tuple(fact for fact in facts if fact)))
     return found
 
 
@@ -105,6 +105,15 @@ def next_lines(verdict: Verdict, experiment: ExperimentFile, options: str) -> It
         yield Text(f"hint: detrun report {which} shows the operation")
     else:
         yield Text(f"hint: detrun localize {which} names the operation")
+
+
+def _blamed(verdict: Verdict) -> str:
+    """What the entry of the catalog that fits best is called: nothing is proved where no change has helped."""
+    return "cause" if _helped(verdict) else "likely cause"
+
+
+def _helped(verdict: Verdict) -> list[Finding]:
+    return [each for each in verdict.of_kind("confirmed") if _clean(each) and not _reversed(each)]
 
 
 def _runs(tried: list[Finding], experiment: ExperimentFile) -> str:

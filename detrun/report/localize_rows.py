@@ -219,7 +219,7 @@ def _causes(verdict: Verdict) -> Iterator[Row]:
             yield Row("or", tuple(facts))
             continue
         facts += [f"since {evidence['why']}"] if evidence.get("why") else []
-        yield Row("cause", tuple(facts))
+        yield Row("likely cause", tuple(facts))
         if evidence.get("confirm") and not verdict.of_kind("confirmed"):
             yield Row("to confirm", (str(evidence["confirm"]).rstrip("."),))
 

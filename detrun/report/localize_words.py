@@ -285,7 +285,7 @@ def next_step(verdict: Verdict, experiment: ExperimentFile, id: str) -> str:
     """The last line: the command to give next. id: what a command has to be given to find this experiment."""
     again = shlex.join(experiment.command_line) or f"detrun localize {id}"
     if verdict.verdict == "identical":
-        return f"hint: {_compare(experiment, id)}" if verdict.experiment == TRACE else f"detrun report {id}"
+        return f"hint: {_compare(experiment, id)}" if verdict.experiment == TRACE else f"hint: detrun report {id}"
     if verdict.verdict == "diverged":
         return f"hint: detrun diagnose {id}" if verdict.culprit else f"hint: detrun report {id}"
     for finding in verdict.of_severity("not-verified"):

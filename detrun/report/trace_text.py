@@ -62,12 +62,12 @@ def details(comparison: TraceComparison) -> list[tuple[str, str]]:
 
 
 def place(lead: Lead) -> str:
-    """`aten.index_add.default in layers.1.moe, forward, rank 0, step 7, micro-batch 0, call 2`."""
+    """`aten.index_add.default in layers.1.moe, forward, rank 0, step 7, micro-batch 0, occurrence 1`."""
     event = lead.event
     where = f" in {_name(event.scope)}" if event.scope else ""
     return (
         f"{_name(event.op)}{where}, {_name(event.phase)}, rank {lead.rank}, step {event.step}, "
-        f"micro-batch {event.microbatch}, call {event.occurrence + 1}"
+        f"micro-batch {event.microbatch}, occurrence {event.occurrence}"
     )
 
 
@@ -193,7 +193,7 @@ def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 def _event(event: TraceEvent) -> str:
     where = f" in {_name(event.scope)}" if event.scope else ""
-    return f"{_name(event.op)}{where} (step {event.step}, {_name(event.phase)}, call {event.occurrence + 1})"
+    return f"{_name(event.op)}{where} (step {event.step}, {_name(event.phase)}, occurrence {event.occurrence})"
 
 
 def _name(text: str) -> str:

@@ -46,7 +46,7 @@ def test_an_origin_is_the_first_line(folders: tuple[str, str], capsys: pytest.Ca
     code, out, err = run(capsys, *folders)
     assert (code, err) == (1, "")
     first, *rest = out.splitlines()
-    assert first == "ORIGIN  aten.index_add.default in layers.1, forward, rank 0, step 2, micro-batch 0, call 1"
+    assert first == "ORIGIN  aten.index_add.default in layers.1, forward, rank 0, step 2, micro-batch 0, occurrence 0"
     text = "\n".join(rest)
     assert "its inputs match, its outputs do not" in text
     assert "6 events of rank 0, level 4: 4 equal, 2 different; 1 step equal by digest" in text

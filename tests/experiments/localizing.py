@@ -15,13 +15,19 @@ from detrun.compare.trace_summary import Lead, TraceComparison
 from detrun.experiments.compare_traces import compare_traces
 from detrun.experiments.follow import Follower, Pace
 from detrun.experiments.judge import judge
+from detrun.experiments.reference import ReferenceArm
+from detrun.experiments.resume import ResumeOptions, plan_resume, resolve_interrupts
+from detrun.experiments.start import Question, start
 from detrun.experiments.trace import TraceOptions, start_trace
+from detrun.experiments.trace_plan import BYTE_BUDGET, Request, Window
 from detrun.launch.local import LocalCluster
 from detrun.recipe import load_recipe
 from detrun.records.archive import Archive
-from detrun.records.layout import AttemptFolder
+from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.records.verdict import Verdict
 from tests.running import Ran, detrun
 
+PACE = Pace(look=0.1, poll=0.2, at_rest=2.0, grace=2.0, lost=60.0)
 SMALL = ["--width", "32", "--sequence-length", "32", "--batch-size", "2"]
 PROGRAM = [sys.executable, "-m", "detrun.workloads.hybrid", "--steps", "{steps}", "--seed", "{seed}", "--out", "{out}"]
 SAVES: dict[str, Any] = {
@@ -56,10 +62,9 @@ def traced(path: Path, *sets: str, arms: Sequence[str] = (), **options: Any) -> 
     asked = TraceOptions(**options)
     cluster = LocalCluster()
     folder = start_trace(load_recipe(path, sets, arms), archive, cluster, asked, ["detrun"], lambda _: None)
-    Follower(cluster, folder, Pace(look=0.1, poll=0.2, at_rest=2.0, grace=2.0, lost=60.0)).follow(lambda _: None)
+    Follower(cluster, folder, PACE).follow(lambda _: None)
     verdict = judge(folder.path, report=False)
-    logs = "\n".join(log.read_text(errors="replace")[-2000:] for log in folder.path.glob("arms/*/*/log/*.log"))
-    assert verdict.verdict == "identical", f"{[finding.what for finding in verdict.findings]}\n{logs}"
+    assert verdict.verdict == "identical", f"{[finding.what for finding in verdict.findings]}\n{logs_of(folder)}"
     return [folder.attempt(arm, 0) for arm in "ab"[: asked.arms]]
 
 
@@ -87,12 +92,62 @@ class Bench:
         self.clean = self.clean or self.run()
         return self.clean
 
-    def planted(self, fault: str, *args: str, from_batch: bool = False) -> TraceComparison:
+    def planted(self, fault: str) -> TraceComparison:
         """The arm with a fault against the one without."""
-        a, b = self.reference(), self.run("--fault", fault, *args)
-        result = compare_traces(a, b, range(self.ranks), from_batch=from_batch)
-        assert not result.incomplete
+        a, b = self.reference(), self.run("--fault", fault)
+        result = compare_traces(a, b, range(self.ranks))
+        assert not result.incomplete, result.incomplete
         return result
+
+
+@dataclass
+class ResumeBench:
+    """The same for a resume: a reference that saves is traced once, and what was killed and resumed is held against it
+    from the first step after the restore on."""
+
+    folder: Path
+    ranks: int = 1
+    args: Sequence[str] = ()
+    window: tuple[int, int] = (4, 5)
+    reference: ExperimentFolder | None = None
+
+    def resumed(self, fault: str | None) -> tuple[TraceComparison, Verdict]:
+        """What the traces say of an arm that was resumed with a fault (None: without), and the verdict on its resume
+        check."""
+        keys: dict[str, Any] = {
+            "steps": 6,
+            "checkpoint": {**SAVES, "save_every": 3},
+            "interrupt": {"kind": "kill", "at_step": 4},
+        }
+        path = program_recipe(self.folder, self.ranks, self.args, **keys)
+        loaded = load_recipe(path, (), [f"b.args=--fault {fault}"] if fault else ())
+        request = Request(Window(self.window), 4, BYTE_BUDGET).as_variable()
+        given = ReferenceArm(self.reference, "a") if self.reference is not None else None
+        cluster = LocalCluster()
+        folder = start(
+            loaded,
+            Archive(self.folder / ".detrun"),
+            cluster,
+            Question("resume-check", given.document if given else None, resolve_interrupts(loaded, "local")),
+            lambda place: plan_resume(
+                loaded, place, "local", ResumeOptions(), dict(os.environ), given, traces={"a": request, "b": request}
+            ),
+            ["detrun"],
+        )
+        Follower(cluster, folder, PACE).follow(lambda _: None)
+        verdict = judge(folder.path, report=False)
+        assert verdict.verdict in ("identical", "diverged"), f"{verdict.not_verified}\n{logs_of(folder)}"
+        if fault is None:
+            self.reference = folder
+        home = self.reference or folder
+        result = compare_traces(home.attempt("a", 0), folder.attempt("b", 1), range(self.ranks), from_batch=True)
+        assert not result.incomplete, result.incomplete
+        return result, verdict
+
+
+def logs_of(folder: ExperimentFolder) -> str:
+    """The end of every rank's log."""
+    return "\n".join(log.read_text(errors="replace")[-2000:] for log in folder.path.glob("arms/*/*/log/*.log"))
 
 
 def lead_of(result: TraceComparison) -> Lead:

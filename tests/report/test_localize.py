@@ -232,7 +232,7 @@ def test_only_the_likeliest_cause_is_explained() -> None:
         finding("cause", catalog=f"c{n}", title=f"title {n}.", why=f"why {n}", confirm=f"do {n}") for n in range(5)
     ]
     text = piped(verdict("diverged", causes, culprit()), experiment())
-    assert re.search(r"^cause +title 0     catalog: c0     since why 0$", text, re.MULTILINE)
+    assert re.search(r"^likely cause +title 0     catalog: c0     since why 0$", text, re.MULTILINE)
     assert re.search(r"^to confirm +do 0$", text, re.MULTILINE)
     assert re.findall(r"^or +(.*)$", text, re.MULTILINE) == ["title 1     catalog: c1", "title 2     catalog: c2"]
 

@@ -59,7 +59,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.stack: list[Place] = []
         self.marks = _Marks()
-        self.optimizers: list[tuple[Optimizer, dict[int, str]]] = []
+        self.optimizers: list[tuple[Optimizer, dict[int, tuple[Tensor, str]]]] = []
         self.parameter = ""
         self.last: tuple[int, tuple[str, int]] | None = None
 
@@ -126,17 +126,18 @@ class Scopes:
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         local = self._local
         local.optimizers = [each for each in local.optimizers if each[0] is not optimizer]
-        names: dict[int, str] = {}
+        names: dict[int, tuple[Tensor, str]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 owner = self._owners.get(id(parameter))
                 name = owner[2] if owner is not None and owner[0]() is parameter else ""
-                names[id(parameter)] = name
+                names[id(parameter)] = (parameter, name)
                 if parameter.grad is not None:
-                    names[id(parameter.grad)] = name
+                    names[id(parameter.grad)] = (parameter, name)
                 state = optimizer.state.get(parameter)
                 if isinstance(state, dict):
-                    names.update((id(value), name) for value in state.values() if isinstance(value, Tensor))
+                    values = (value for value in state.values() if isinstance(value, Tensor))
+                    names.update((id(value), (parameter, name)) for value in values)
         local.optimizers.append((optimizer, names))
         local.parameter = ""
 
@@ -180,7 +181,7 @@ class Scopes:
         return ("backward", scope, microbatch)
 
     def _note_tensors(self, local: _Local, *given: Sequence[object]) -> None:
-        names = local.optimizers[-1][1]
+        optimizer, names = local.optimizers[-1]
         for tensors in given:
             for each in tensors:
                 if isinstance(each, (list, tuple)):
@@ -188,9 +189,9 @@ class Scopes:
                         local.parameter = ""
                         return
                     each = each[0]
-                name = names.get(id(each))
-                if name is not None:
-                    local.parameter = name
+                known = names.get(id(each))
+                if known is not None and _belongs(each, known[0], optimizer):
+                    local.parameter = known[1]
                     return
 
     def name(self, module: nn.Module) -> str:
@@ -285,6 +286,15 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             scopes.leave()
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
+
+
+def _belongs(tensor: object, parameter: Tensor, optimizer: Optimizer) -> bool:
+    """Whether a tensor is a parameter, its gradient or of its state: another one may have the number that a gradient
+    had which is gone."""
+    if tensor is parameter or tensor is parameter.grad:
+        return True
+    state = optimizer.state.get(parameter)
+    return isinstance(state, dict) and any(value is tensor for value in state.values())
 
 
 def _plain(dotted: str, root: nn.Module) -> str:
