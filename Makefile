@@ -23,13 +23,15 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 check: lint  ## Before every commit: under two minutes.
-	$(BIN)/pytest -m 'not slow and not cluster' -n 2 -q
+	$(BIN)/pytest -m 'not slow and not cluster and not full' -n 2 -q
 
 test: lint  ## Everything, on a real Slurm cluster that is brought up on this machine where it can be installed.
-	$(BIN)/pytest -m 'not cluster' -n 2
+	$(BIN)/pytest -m 'not cluster and not full' -n 2
 	$(BIN)/pytest -m cluster
 
-test-full: test bench
+test-full: test  ## Also the tests of which there are many of a kind, and the benchmarks.
+	$(BIN)/pytest -m full -n 2
+	$(MAKE) bench
 
 bench: $(READY)  ## What things cost and how long they take here, as JSON below benchmarks/results.
 	$(BIN)/python -m benchmarks

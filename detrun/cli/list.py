@@ -45,7 +45,8 @@ def list_experiments(
                 row["first"] = "before the first step" if begin else f"step {verdict.first_divergence.step}"
             if verdict.culprit is not None:
                 # Of what it is may be many names long.
-                row["culprit"] = str(verdict.culprit.get("name") or "").partition(" of ")[0].removesuffix(".default") or None
+                name = str(verdict.culprit.get("name") or "").partition(" of ")[0]
+                row["culprit"] = name.removesuffix(".default") or None
         rows.append(row)
     if as_json:
         json.dump(rows, sys.stdout, indent=1)

@@ -47,6 +47,9 @@ PASSES = 3
 
 WIDENINGS = 2
 
+RESUMED_STEPS = 8
+"""Most steps after a restore that the first pass looks at."""
+
 
 @dataclass(frozen=True)
 class LocalizeOptions:
@@ -284,8 +287,13 @@ class _Localization:
 
     def _just_resumed(self, window: Window) -> bool:
         """Whether the window begins with the first step after a restore."""
+        restored = self._restored()
+        return restored is not None and window.steps[0] == restored + 1
+
+    def _restored(self) -> int | None:
+        """The step whose checkpoint the resumed arm went on from, where the resume check names it."""
         restored = (self.baseline.verdict.culprit or {}).get("step") if self.baseline.resumed else None
-        return isinstance(restored, int) and window.steps[0] == restored + 1
+        return restored if isinstance(restored, int) else None
 
     def _plan(self, folder: ExperimentFolder, requests: Mapping[str, Request], last: int) -> Plan:
         if self.baseline.resumed:
@@ -306,9 +314,13 @@ class _Localization:
         every = max(1, self.loaded.recipe.metrics.state_every)
         begin = first.step if every == 1 else max(1, (first.step - 1) // every * every + 1)
         if self.baseline.resumed:
-            restored = (self.baseline.verdict.culprit or {}).get("step")
-            begin = min(begin, restored + 1) if isinstance(restored, int) else begin
+            restored = self._restored()
+            begin = begin if restored is None else min(begin, restored + 1)
         end = max(begin, first.step)
+        if self.baseline.resumed:
+            # What came back wrong may be read steps later.
+            felt = min((metric.step for metric in first.metrics.values()), default=end)
+            end = max(end, min(felt, begin + RESUMED_STEPS - 1))
         if not first.state:
             # A metric is reported after its step: what computes it is recorded with the step that follows.
             end = min(self.loaded.recipe.steps, end + 1)
@@ -325,7 +337,9 @@ class _Localization:
                 name = _name({2: "collectives", 3: "modules"}.get(level, "operators"), sum(tries.values()) + 1)
                 request = Request(window, level, self._budget(window))
                 traced = self._trace(name, {"a": request, "b": request})
-                if traced.comparison.lead is not None or traced.broken:
+                if traced.comparison.lead is not None or traced.broken or not traced.comparison.events:
+                    break
+                if traced.comparison.incomplete:  # a wider window would hold no more
                     break
                 if traced.verdict.first_divergence is None:
                     tries["again"] += 1
@@ -348,7 +362,8 @@ class _Localization:
         begin, end = window.steps
         if first is not None and first.step < begin:
             return replace(window, steps=(first.step, end))
-        return replace(window, steps=(max(1, begin - 1), min(self.loaded.recipe.steps, end + 1)))
+        earliest = (self._restored() or 0) + 1
+        return replace(window, steps=(max(earliest, begin - 1), min(self.loaded.recipe.steps, end + 1)))
 
     def _settle(self, traced: Traced) -> None:
         """The arms once more with the named tensors kept, until their bytes show it or `repeat` is used up."""

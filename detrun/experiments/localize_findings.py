@@ -78,7 +78,8 @@ def observer_findings(passes: Sequence[Traced], first_step: int) -> list[Finding
     if not findings and passes:
         compared = sum(traced.observer.compared for traced in passes)
         repeated = [arm for arm in ("a", "b") if all(traced.observer.repeats(arm) for traced in passes)]
-        same = f"; arm {' and '.join(repeated)} repeated itself to the last bit" if repeated else ""
+        same = f"; arm {repeated[0]} repeated itself to the last bit" if len(repeated) == 1 else ""
+        same = "; each arm repeated itself to the last bit" if len(repeated) > 1 else same
         what = f"traced runs carry the same bits as untraced ones up to where the arms part{same}"
         evidence = {"compared": compared, "repeats": repeated}
         findings.append(Finding(kind="observer", severity="info", what=what, evidence=evidence))
@@ -128,7 +129,6 @@ def _byte_finding(reading: EventReading, tensor: TensorReading) -> Finding:
     if tensor.difference is None:
         return Finding(kind="bytes", severity="divergence", where=where, what=f"{name}: of another dtype or shape")
     found = tensor.difference
-    powers = [text for text, count in found.ulps.items() if count]
     evidence = {
         "tensor": name,
         "dtype": tensor.dtype,
@@ -136,7 +136,7 @@ def _byte_finding(reading: EventReading, tensor: TensorReading) -> Finding:
         "elements": found.elements,
         "differing": found.differing,
         "max_ulp": found.max_ulp,
-        "min_ulp": int(powers[0].split("–")[0].replace(",", "")) if powers else None,
+        "min_ulp": found.min_ulp,
         "ulps": found.ulps,
         "rows": list(found.rows),
         "rows_total": found.differing_rows,

@@ -53,6 +53,11 @@ class Traced:
         """Whether no further pass of this kind can be better: its jobs failed."""
         return bool(self.verdict.of_severity("infrastructure"))
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether it says nothing: its jobs failed, or a trace is not whole."""
+        return self.broken or bool(self.comparison.incomplete)
+
     def keys(self, most: int) -> list[Key]:
         """The events whose bytes are wanted: the lead, what last wrote its input, and what else may be the origin."""
         found: list[Key] = []
@@ -166,7 +171,10 @@ def _localized(descent: Descent) -> Verdict:
     findings += repeats_finding(descent.traced)
     culprit: dict[str, Any] | None = None
     decisive = descent.decisive
-    if decisive is None:
+    if decisive is None and descent.baseline.resumed and base.culprit and not descent.traced[-1].incomplete:
+        culprit = {**base.culprit, "role": "outside-the-trace"}
+        findings.append(_unread(descent))
+    elif decisive is None:
         findings.append(_why_nothing(descent))
     else:
         lead = decisive.comparison.lead
@@ -182,7 +190,7 @@ def _localized(descent: Descent) -> Verdict:
         causes = causes_of(facts)
         findings += causes
         culprit = culprit_of(lead, decisive.comparison, reading, causes, decisive.attempts[0])
-        if descent.baseline.resumed and lead.role in ("outside-the-trace", "uncaptured-producer"):
+        if descent.baseline.resumed and follows_the_restore(lead):
             culprit |= _lost(base.culprit or {})
         findings += summary_findings(decisive.comparison, lead, descent.experiment.ranks)
     findings.append(coverage_finding(descent.traced, descent.experiment))
@@ -207,10 +215,27 @@ def _localized(descent: Descent) -> Verdict:
     )
 
 
+def follows_the_restore(lead: Lead) -> bool:
+    """Whether what differs was there before the first batch: nothing in the window wrote it, or the restore itself."""
+    restored = lead.after is not None and lead.after.phase == "between"
+    return lead.role == "outside-the-trace" or (lead.role == "uncaptured-producer" and restored)
+
+
 def _lost(blamed: dict[str, Any]) -> dict[str, Any]:
     """What the resume check knows better than a trace that begins after the restore: the piece that came back wrong."""
     kept = ("kind", "names", "component", "boundary", "catalog", "fix")
-    return {name: blamed[name] for name in kept if blamed.get(name) is not None}
+    found = {name: blamed[name] for name in kept if blamed.get(name) is not None}
+    if not found:
+        return {}
+    why = "it reads what came back from the checkpoint otherwise than the uninterrupted run had it"
+    return {"role": "outside-the-trace", "why": why, **found}
+
+
+def _unread(descent: Descent) -> Finding:
+    """A resume whose restored state differs, and no operation that met it."""
+    begin, end = descent.traced[-1].window.steps
+    what = f"no traced operation of steps {begin} to {end} read what came back wrong; the resume check names it"
+    return Finding(kind="outside-the-capture", severity="info", what=what, evidence={"steps": [begin, end]})
 
 
 def _bytes_of(descent: Descent, lead: Lead) -> EventReading | None:

@@ -70,7 +70,7 @@ def _leave_out_unreported(old: RankMetrics, new: RankMetrics, last: int) -> None
     """Takes out of step `last` the metrics that only one of the runs came to report: a traced arm is ended when the
     step is complete, and many a program reports its metrics after that."""
     before, now = old.steps.get(last), new.steps.get(last)
-    if before is None or now is None or before.held is now.held:
+    if before is None or now is None:
         return
     a, b = before.contents.metrics, now.contents.metrics
     both = {name for name in a.keys() & b.keys() if a[name].get("source") == b[name].get("source")}

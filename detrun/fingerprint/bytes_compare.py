@@ -36,9 +36,9 @@ class ByteDifference:
     """How two tensors of one dtype and shape differ, bit by bit.
 
     elements: compared; two numbers of 4 bits that share a byte are two. differing: those whose bits differ.
-    max_ulp: largest distance in representable numbers over the pairs that have one, None if there is none; of integers
-        their difference. ulps: how many of those distances are 1, 2, 3–4, 5–8 …, in this order, by such a name; both
-        halves of a complex element count.
+    min_ulp, max_ulp: smallest and largest distance in representable numbers over the pairs that have one, None if there
+        is none; of integers their difference. ulps: how many of those distances are 1, 2, 3–4, 5–8 …, in this order,
+        by such a name; both halves of a complex element count.
     nan: differing pairs with a NaN on either side; nan_payload: those with a NaN on both, of other bits.
     signed_zero: pairs of +0 and −0.
     first: index of the first differing element, None if nothing differs. Of 4-bit numbers the last index counts them.
@@ -52,6 +52,7 @@ class ByteDifference:
 
     elements: int
     differing: int = 0
+    min_ulp: int | None = None
     max_ulp: int | None = None
     ulps: dict[str, int] = field(default_factory=dict)
     nan: int = 0
@@ -113,6 +114,7 @@ class _Tally:
         self._differing_rows = 0
         self._last_row = -1
         self._ulps: npt.NDArray[np.int64] = np.zeros(len(_POWERS) + 1, np.int64)
+        self._min_ulp: int | None = None
         self._max_ulp: int | None = None
         self._nan = self._nan_payload = self._signed_zero = 0
 
@@ -142,7 +144,9 @@ class _Tally:
             magnitudes = (found.a | found.b) & ~found.a.dtype.type(layout.sign)
             self._signed_zero += len(np.unique(found.numbers[magnitudes == 0] // layout.group))
         if len(found.distances):
-            self._max_ulp = max(int(found.distances.max()), self._max_ulp or 0)
+            low, high = int(found.distances.min()), int(found.distances.max())
+            self._min_ulp = low if self._min_ulp is None else min(low, self._min_ulp)
+            self._max_ulp = max(high, self._max_ulp or 0)
             powers = np.searchsorted(_POWERS, found.distances.astype(np.uint64))
             self._ulps += np.bincount(powers, minlength=len(self._ulps))
 
@@ -153,6 +157,7 @@ class _Tally:
         return ByteDifference(
             elements=self._elements,
             differing=self.differing,
+            min_ulp=self._min_ulp,
             max_ulp=self._max_ulp,
             ulps={_range(power): int(count) for power, count in enumerate(self._ulps) if count},
             nan=self._nan,

@@ -184,9 +184,11 @@ class Observer:
             session.charge("state", started)
         self._close()
 
-    def _root_gone(self, _reference: object) -> None:
-        """A model dies, which at the end of a program's function still has its parameters."""
-        self.session.run(self.updated)
+    def _root_gone(self, _reference: object, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """A model dies, which at the end of a program's function still has its parameters. At the interpreter's own end
+        the modules that this needs may be gone (a default argument is not)."""
+        if not finalizing():
+            self.session.run(self.updated)
 
     def _finish(self) -> None:
         self.updated()

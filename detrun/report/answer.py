@@ -19,7 +19,7 @@ def head(verdict: Verdict) -> str:
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict in a list of experiments. Tracing and diagnosing compare nothing themselves: they are done, or not."""
+    """The verdict in a list of experiments. What traces or diagnoses answers another question: it is done, or not."""
     if verdict.verdict != "not-verified":
         if verdict.experiment == localize_words.TRACE:
             return "traced"

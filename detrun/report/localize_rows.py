@@ -159,7 +159,8 @@ def _ulp(evidence: dict[str, Any]) -> str:
     low, high = evidence.get("min_ulp"), evidence.get("max_ulp")
     if not isinstance(high, int) or not high:
         return ""
-    return f"by {low:,} to {high:,} ULP" if isinstance(low, int) and 0 < low < high else f"by {high:,} ULP"
+    unit = "" if str(evidence.get("dtype")).startswith(("int", "uint", "bool")) else " ULP"
+    return f"by {low:,} to {high:,}{unit}" if isinstance(low, int) and 0 < low < high else f"by {high:,}{unit}"
 
 
 def _rows(evidence: dict[str, Any]) -> str:

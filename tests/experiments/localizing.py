@@ -108,7 +108,7 @@ class ResumeBench:
     folder: Path
     ranks: int = 1
     args: Sequence[str] = ()
-    window: tuple[int, int] = (4, 5)
+    window: tuple[int, int] = (4, 6)
     reference: ExperimentFolder | None = None
 
     def resumed(self, fault: str | None) -> tuple[TraceComparison, Verdict]:

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from detrun.experiments.localize_findings import observer_findings
+import pytest
+
+from detrun.experiments.localize_findings import observer_findings, repeats_finding
 from detrun.experiments.observer_check import ObserverCheck, Parting, check_observer
 from detrun.records.layout import AttemptFolder
 from tests.records_factory import MadeExperiment, flip_metric, flip_state, make_experiment
@@ -76,19 +78,31 @@ def test_an_arm_without_records_repeats_nothing(tmp_path: Path) -> None:
     assert not checked(untraced, traced).repeats("a")
 
 
-def one_pass(check: ObserverCheck) -> Any:
-    return SimpleNamespace(place=SimpleNamespace(path=Path("passes/2-operators")), observer=check)
+def one_pass(check: ObserverCheck, parts_at: int | None = None) -> Any:
+    first = None if parts_at is None else SimpleNamespace(step=parts_at)
+    place = SimpleNamespace(path=Path("passes/2-operators"))
+    return SimpleNamespace(place=place, observer=check, verdict=SimpleNamespace(first_divergence=first))
 
 
-def test_a_trace_that_changed_the_run_is_not_verified(tmp_path: Path) -> None:
-    changed = one_pass(ObserverCheck(8, [Parting("b", 2, "parameters")]))
-    (finding,) = observer_findings([changed], 4)
-    assert (finding.kind, finding.severity) == ("observer", "not-verified")
-    assert finding.where == {"arm": "b", "step": 2}
-    assert "the trace changed the run" in finding.what
+def test_a_trace_that_changed_the_run_is_not_verified() -> None:
+    changed = ObserverCheck(8, [Parting("b", 2, "parameters")])
+    for parts_at in (None, 4):
+        (finding,) = observer_findings([one_pass(changed, parts_at)], 4)
+        assert (finding.kind, finding.severity) == ("observer", "not-verified")
+        assert finding.where == {"arm": "b", "step": 2}
+        assert "the trace changed the run" in finding.what
 
 
-def test_a_traced_arm_that_differs_where_the_untraced_do_has_not_been_changed_by_the_trace(tmp_path: Path) -> None:
-    (finding,) = observer_findings([one_pass(ObserverCheck(8, [Parting("b", 4, "parameters")]))], 4)
+@pytest.mark.parametrize(("parting", "parts_at"), [(4, 4), (2, 2), (3, 1)])
+def test_a_traced_arm_that_differs_where_the_arms_do_was_not_changed_by_the_trace(parting: int, parts_at: int) -> None:
+    check = ObserverCheck(8, [Parting("b", parting, "parameters")])
+    (finding,) = observer_findings([one_pass(check, parts_at)], 4)
     assert (finding.kind, finding.severity) == ("observer", "info")
     assert finding.evidence == {"compared": 8, "repeats": ["a"]}
+
+
+def test_how_often_a_fault_came_back_is_told_where_that_was_not_always() -> None:
+    passes = [one_pass(ObserverCheck(8), parts_at) for parts_at in (None, 4, None)]
+    (finding,) = repeats_finding(passes)
+    assert finding.evidence == {"came_back": 1, "of": 3}
+    assert repeats_finding(passes[1:2]) == []

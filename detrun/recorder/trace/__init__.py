@@ -39,6 +39,7 @@ def install(session: Session, observer: Observer) -> None:
 
         stack = ModeStack(OperatorMode(tracer))
         tracer.listeners.append(stack.switch)
+        scopes.thread_begins, scopes.thread_ends = stack.thread_begins, stack.thread_ends
 
     def switched(on: bool) -> None:
         scopes.active = on

@@ -17,7 +17,7 @@ class Facts(NamedTuple):
     holds no tensor. writes: the written ones, as (position, name). fresh: which results are no written argument given
     back. draws: whether it draws random numbers. silent: the argument (name, place) that makes it draw none if it is
     0. router: which result says where something goes, -1 for none. functional: a collective whose result is there
-    only after its wait."""
+    only after its wait. scratch: which result has gaps that nothing writes, -1 for none."""
 
     name: str
     skip: bool
@@ -33,6 +33,7 @@ class Facts(NamedTuple):
     functional: bool
     waits: bool
     copies: bool
+    scratch: int = -1
 
 
 def facts_of(func: Any) -> Facts:
@@ -67,6 +68,7 @@ def facts_of(func: Any) -> Facts:
             places.append(done)
     is_view = bool(getattr(func, "is_view", False))
     partial, _ = rules.PARTIAL.get(packet, (-1, ""))
+    scratch, _ = rules.SCRATCH.get(packet, (-1, ""))
     return Facts(
         name=name,
         skip=is_view or packet in rules.ALIASES or namespace in rules.SKIPPED_NAMESPACES,
@@ -76,7 +78,7 @@ def facts_of(func: Any) -> Facts:
         words=words,
         writes=tuple(writes),
         fresh=tuple(
-            (result.alias_info is None or not result.alias_info.is_write) and at != partial
+            (result.alias_info is None or not result.alias_info.is_write) and at not in (partial, scratch)
             for at, result in enumerate(schema.returns)
         ),
         draws=draws,
@@ -85,4 +87,5 @@ def facts_of(func: Any) -> Facts:
         functional=namespace == "_c10d_functional" and base != "wait_tensor",
         waits=packet == "_c10d_functional.wait_tensor",
         copies=packet in ("aten.copy_", "aten._to_copy", "aten._foreach_copy_"),
+        scratch=scratch,
     )

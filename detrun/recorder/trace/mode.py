@@ -190,6 +190,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     fresh = (*facts.fresh, *(True for _ in result))
                     outputs += [value for value, new in zip(result, fresh, strict=False) if new]
+            if facts.scratch >= 0:
+                self._created(result[facts.scratch])
             if draft is None:
                 tracer.wrote(outputs)
                 return

@@ -68,6 +68,13 @@ PARTIAL = {
 """Operators that give back a buffer of which they fill a part, and which result that is: the rest of it has no content,
 so it is no output; the part is another result."""
 
+SCRATCH = {
+    "aten.mkldnn_rnn_layer": (3, "the workspace of its backward pass, which has gaps that nothing writes"),
+    "aten._ctc_loss": (1, "a table for its backward pass, not written beyond the length of each sequence"),
+}
+"""Operators one of whose results is memory for their own backward pass that is not written everywhere, and which: it is
+no output, and what reads it is flagged."""
+
 HIDDEN_WRITES = {
     "aten.native_batch_norm": ("running_mean", "running_var"),
     "aten.cudnn_batch_norm": ("running_mean", "running_var"),

@@ -12,12 +12,15 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
+
+from detrun.recorder.trace.leaves import tensors_of
 
 Place = tuple[str, str, int]
 """(phase, scope, micro-batch)."""
@@ -26,6 +29,9 @@ _sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[a
 _current_node = torch._C._current_autograd_node
 _NO_NUMBER = 1 << 62
 """Nodes that are never made anew, those that add to a leaf's gradient, all have a number above this."""
+
+_PLACE = "detrun.place"
+"""Under which a node of the graph says where it belongs, if its number does not."""
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Names under which a wrapper holds what it wraps: they are left out, so that arms with and without it compare."""
@@ -74,7 +80,12 @@ class Scopes:
         """Told of every call of a module from outside any other, before it counts as a micro-batch."""
         self.batch_begins: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told of the arguments of a call that counts as one."""
+        self.thread_begins: Callable[[], None] | None = None
+        """Told when another thread than the one that trains begins a part of the forward pass, and when it ends it."""
+        self.thread_ends: Callable[[], None] | None = None
         self._forwards = 0
+        self._trains = 0
+        self._shared = False
         self._local = _Local()
         self._main = self._local.marks
         self._names: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
@@ -85,6 +96,7 @@ class Scopes:
 
     def step_begins(self) -> None:
         self._forwards = 0
+        self._trains = threading.get_ident()
         self.microbatch = 0
         self._main.step_begins()
         if self._local.marks is not self._main:
@@ -122,6 +134,26 @@ class Scopes:
         """What happens on this thread until `leave` belongs there: for a recomputation that is no module."""
         self._local.stack.append((phase, scope, microbatch))
         self._local.marks.add(scope, microbatch)
+
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the one that trains. Nothing there counts as a micro-batch: which of
+        several threads comes first is chance."""
+        return threading.get_ident() != self._trains
+
+    def made_elsewhere(self, result: Any, given: Any, since: int, place: Place) -> None:
+        """Another thread made `result` from `given`. Its nodes of the graph have numbers of that thread's own, from
+        `since` on: they are told where they belong, unless something inside already did."""
+        self._shared = True
+        last = _sequence()
+        seen = {tensor.grad_fn for tensor in tensors_of(given)}
+        nodes = [tensor.grad_fn for tensor in tensors_of(result)]
+        while nodes:
+            node: Any = nodes.pop()
+            if node is None or node in seen or not since <= node._sequence_nr() < last:
+                continue
+            seen.add(node)
+            node.metadata.setdefault(_PLACE, (place[1], place[2]))
+            nodes += [each for each, _ in node.next_functions]
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         local = self._local
@@ -248,6 +280,11 @@ class Scopes:
             owner = self._owners.get(id(variable)) if variable is not None else None
             scope = owner[1] if owner is not None and owner[0]() is variable else ""
             return (scope, last[1][1] if last is not None else self.microbatch)
+        if self._shared:
+            told: tuple[str, int] | None = node.metadata.get(_PLACE)
+            if told is not None:
+                local.last = (-1, told)
+                return told
         if last is not None and last[0] == number:
             return last[1]
         info = self._main.find(number) or ("", self.microbatch)
@@ -266,6 +303,11 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             return original(self, *args, **kwargs)
         local = scopes._local
         outermost = not local.stack and _current_node() is None
+        elsewhere = scopes.active and scopes.is_elsewhere() and _current_node() is None
+        if elsewhere and outermost:
+            if not torch.is_grad_enabled() or not counts(self):
+                return original(self, *args, **kwargs)  # a thread of its own business, that loads or looks at data
+            return apart(scopes, ("forward", "", scopes.microbatch), call, guard)(self, *args, **kwargs)
         if outermost and scopes.root_begins is not None:
             scopes.root_begins(self)
         if not scopes.active:
@@ -273,6 +315,7 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
         try:
             depth = len(local.stack)
             counted = outermost and torch.is_grad_enabled() and counts(self)
+            since = _sequence()
             scopes.enter(self, counted)
             if counted and scopes.batch_begins is not None:
                 scopes.batch_begins(args, kwargs)
@@ -280,12 +323,55 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             guard(error)
             return original(self, *args, **kwargs)
         try:
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if elsewhere:
+                scopes.made_elsewhere(result, (args, kwargs), since, local.stack[depth])
+            return result
         finally:
             del local.stack[depth + 1 :]
             scopes.leave()
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
+    submit: Callable[..., Any] = ThreadPoolExecutor.submit
+
+    @functools.wraps(submit)
+    def submit_inside(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A module hands a part of its work to another thread: it is still that module's work."""
+        stack = scopes._local.stack
+        if scopes.active and stack and _current_node() is None:
+            fn = apart(scopes, stack[-1], fn, guard)
+        return submit(self, fn, *args, **kwargs)
+
+    ThreadPoolExecutor.submit = submit_inside  # type: ignore[method-assign]
+
+
+def apart(
+    scopes: Scopes, place: Place, function: Callable[..., Any], guard: Callable[[BaseException], None]
+) -> Callable[..., Any]:
+    """A part of the forward pass that belongs to `place`, to be called on another thread."""
+
+    @functools.wraps(function)
+    def part(*args: Any, **kwargs: Any) -> Any:
+        if not scopes.active or not scopes.is_elsewhere() or scopes._local.stack:
+            return function(*args, **kwargs)
+        since = _sequence()
+        try:
+            if scopes.thread_begins is not None:
+                scopes.thread_begins()
+            scopes.push(*place)
+        except Exception as error:  # noqa: BLE001 - the program's run is worth more than its trace
+            guard(error)
+        try:
+            result = function(*args, **kwargs)
+            if scopes.active:
+                scopes.made_elsewhere(result, (args, kwargs), since, place)
+            return result
+        finally:
+            scopes._local.stack.clear()
+            if scopes.thread_ends is not None:
+                scopes.thread_ends()
+
+    return part
 
 
 def _belongs(tensor: object, parameter: Tensor, optimizer: Optimizer) -> bool:

@@ -29,8 +29,10 @@ class ModeStack:
     def tidy(self) -> None:
         """Put it on the stack or off it, if it is not where it belongs. While the stack holds a mode of the compiler's
         it stays as it is, until the next call."""
-        lies = self._lies()
-        if lies == self._wanted:
+        self._tidy(self._wanted)
+
+    def _tidy(self, wanted: bool) -> None:
+        if self._lies() == wanted:
             return
         length = _length()
         user = _user_length()
@@ -38,10 +40,18 @@ class ModeStack:
             return
         above = [torch._C._pop_torch_dispatch_stack(None) for _ in range(length)]
         above = [mode for mode in above if mode is not self._mode]
-        if self._wanted:
+        if wanted:
             above.append(self._mode)
         for mode in reversed(above):
             torch._C._push_on_torch_dispatch_stack(mode)
+
+    def thread_begins(self) -> None:
+        """Another thread begins a part of the forward pass."""
+        self.tidy()
+
+    def thread_ends(self) -> None:
+        """It ended: what that thread does besides is not the training's."""
+        self._tidy(False)
 
     def _lies(self) -> bool:
         return any(torch._C._get_dispatch_stack_at(index) is self._mode for index in range(_length()))
