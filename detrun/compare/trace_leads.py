@@ -24,6 +24,9 @@ from detrun.records.trace_table import Integers
 ENCLOSING = ("module", "recompute", "opaque", "optimizer")
 """Kinds of events inside of which other events happen, and end before them."""
 
+FUNCTION = "function."
+"""How operations are named that are a function of the program's own, inside of which others happen as well."""
+
 _SHARED = ("collective", "send", "recv")
 
 
@@ -36,6 +39,7 @@ class LeadBook:
         self._reading = reading
         self._limit = limit
         self._differed = False
+        self._aside: Lead | None = None  # of the first step in which one arm did something more, and nothing differed
         self._suspects: list[Lead] = []
         self._suspects_total = 0
 
@@ -50,23 +54,29 @@ class LeadBook:
                 alignment.only_b if extra else alignment.only_b[:0],
             )
             unpaired = lead_of_unpaired(scene, lonely, apart)
-            if unpaired is not None:
+            if unpaired is not None and len(apart):
                 self._put([unpaired])
                 self._differed = True
+            elif self._aside is None:
+                self._aside = unpaired
         if not len(apart):
             return
         leads: list[Lead] = []
         if not self._differed:
             leads += self._sources(scene, int(apart[0]))
+            if self._aside is not None and self._follows(scene, int(apart[0]), leads):
+                leads = [self._aside]
         kinds = scene.a.table.texts["kind"]
         rows = scene.alignment.rows_a
         origins = numpy.flatnonzero(~found.inputs & found.outputs)
         doubtful = found.doubtful_inputs[origins]
         self._suspect(scene, origins[doubtful])
         candidates = origins[~doubtful]
+        ops = scene.a.table.texts["op"]
+        functions = [code for code, op in enumerate(ops.values) if op.startswith(FUNCTION)]
         enclosing = numpy.isin(
             kinds.codes[rows[candidates]], [kinds.values.index(k) for k in ENCLOSING if k in kinds.values]
-        )
+        ) | numpy.isin(ops.codes[rows[candidates]], functions)
         simple = candidates[~enclosing]
         room = max(0, self._limit - len(self._reading.leads))
         leads += [_origin(scene, int(number)) for number in simple[:room]]
@@ -90,9 +100,25 @@ class LeadBook:
             self.unexplained[ops.values[code]] += count
         return leads
 
+    @property
+    def decided(self) -> bool:
+        """Whether a step was added in which the arms part."""
+        return self._differed
+
+    def _follows(self, scene: Scene, first: int, leads: list[Lead]) -> bool:
+        """Whether the first difference may follow from what one arm alone did in an earlier step: an event without a
+        partner wrote what it reads, or both draw random numbers."""
+        assert self._aside is not None
+        if leads:
+            return leads[0].kind == "rng" and self._aside.event.rng is not None
+        return bool(scene.alignment.differences.inputs[first])
+
     def finish(self) -> None:
-        """All steps were added: suspects lead where nothing else does."""
+        """All steps were added. What one arm alone did, without any effect, leads where nothing differs at all, and
+        suspects where nothing else does."""
         reading = self._reading
+        if not reading.leads and self._aside is not None:
+            self._put([self._aside])
         if not reading.leads and reading.differs:
             self._put(self._suspects)
             reading.leads_total += self._suspects_total - len(self._suspects)
@@ -140,7 +166,8 @@ def _origin(scene: Scene, number: int) -> Lead:
 def _with_enclosing(scene: Scene, leads: list[Lead], numbers: Integers, apart: Integers) -> list[Lead]:
     """Adds the origins among events that enclose others, unless what differs in them began inside.
 
-    Where something inside has inputs that differ and nothing explains them, a module's own code computed them.
+    Where something inside has inputs that differ and nothing explains them, a module's own code computed them, and so
+    did a function's if it is data that comes from nowhere.
     """
     rows = scene.alignment.rows_a
     first = int(rows[apart[0]])
@@ -149,7 +176,8 @@ def _with_enclosing(scene: Scene, leads: list[Lead], numbers: Integers, apart: I
         inside = [lead for lead in leads if _encloses(outer, lead.event)]
         if any(lead.role == "origin" for lead in inside[:1]):
             continue
-        if outer.kind == "module" or not inside:
+        computes = outer.op.startswith(FUNCTION) and all(lead.kind == "data" for lead in inside)
+        if outer.kind == "module" or computes or not inside:
             if not inside and outer.kind != "module" and first < rows[number]:
                 event = scene.a.table.event(first)
                 if _encloses(outer, event):

@@ -143,7 +143,7 @@ class _Comparison:
         if self.from_batch and not reading.steps:
             a, b = _from_batch(a), _from_batch(b)
         # What came before the first difference decides; after it a step is only counted, and searched for origins.
-        first = not reading.differs
+        first = not self.book.decided
         alignment = align(a, b, by_content=first)
         found = alignment.differences
         differing = int(found.any.sum())

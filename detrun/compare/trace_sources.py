@@ -120,6 +120,9 @@ def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: i
                 "match: the calls came in another order"
             )
             return "outside-the-trace", "control-flow", None, why
+        if same and _is_exchanged(scene, a, b, index):
+            why = f"input {index} is what another call of {_name(a)} was given in the other arm: they came in another order"
+            return "outside-the-trace", "control-flow", None, why
         if same or not scene.filtered:
             return "uncaptured-producer", _kind(a), event_a or event_b, _written_between(index, event_a or event_b)
     other_a, other_b = _made_by(scene.a, a, index), _made_by(scene.b, b, index)
@@ -164,6 +167,27 @@ def _made_by(side: Side, event: TraceEvent, index: int) -> TraceEvent | None:
     left = at - parts.offsets[rows] >= parts.inputs[rows]
     before = rows[left & (side.table.numbers["seq"][rows] < event.seq)]
     return side.table.event(int(before[-1])) if len(before) else None
+
+
+def _is_exchanged(scene: Scene, a: TraceEvent, b: TraceEvent, index: int) -> bool:
+    """Whether each arm reads here what the other one reads in another call of the same operation in the same place:
+    parts of one tensor that are gone through in another order."""
+    if index >= min(len(a.inputs), len(b.inputs)):
+        return False
+    return _is_given(scene.b, b, a.inputs[index]) and _is_given(scene.a, a, b.inputs[index])
+
+
+def _is_given(side: Side, event: TraceEvent, content: bytes) -> bool:
+    """Whether another event of the same group of keys is given this content."""
+    parts = side.table.parts
+    lo, hi = int.from_bytes(content[:8], "little"), int.from_bytes(content[8:], "little")
+    at: Integers = numpy.flatnonzero((parts.lo == numpy.uint64(lo)) & (parts.hi == numpy.uint64(hi)))
+    rows = numpy.searchsorted(parts.offsets, at, side="right") - 1
+    rows = rows[(at - parts.offsets[rows] < parts.inputs[rows]) & (side.table.numbers["seq"][rows] != event.seq)]
+    for name in ("phase", "scope", "op"):
+        words = side.table.texts[name]
+        rows = rows[words.codes[rows] == words.values.index(getattr(event, name))]
+    return bool((side.table.numbers["microbatch"][rows] == event.microbatch).any())
 
 
 def _written_between(index: int, writer: TraceEvent | None) -> str:

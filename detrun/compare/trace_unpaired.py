@@ -44,7 +44,7 @@ def lead_of_unpaired(scene: Scene, unpaired: Unpaired, apart: Integers) -> Lead 
     )
     if len(read[0]) or len(read[1]):
         found = _first(scene, *read)
-        return _batch(scene, apart, found) or (_lead(scene, *found) if _is_before(scene, found, apart) else None)
+        return _batch(scene, apart, unpaired) or (_lead(scene, *found) if _is_before(scene, found, apart) else None)
     drawn = [rows[side.table.has_rng[rows]] for side, rows in ((scene.a, unpaired.a), (scene.b, unpaired.b))]
     if scene.alignment.differences.rng[apart].any() and (len(drawn[0]) or len(drawn[1])):
         found = _first(scene, *drawn)
@@ -120,15 +120,23 @@ def _draw(scene: Scene, _place: float, row_a: int | None, row_b: int | None) -> 
     return Lead("outside-the-trace", "rng", scene.rank, a, b, why=why)
 
 
-def _batch(scene: Scene, apart: Integers, found: tuple[float, int | None, int | None]) -> Lead | None:
+def _batch(scene: Scene, apart: Integers, unpaired: Unpaired) -> Lead | None:
     """The batch, where that is the first pair that differs: what one arm alone did before it only made it another."""
     a, b = scene.pair(int(apart[0]))
     if a.kind != "batch":
         return None
-    events = _events(scene, found[1], found[2])
-    event = events[0] or events[1]
-    site = f" ({one_line(event.site, 120)})" if event is not None and event.site else ""
-    why = f"the batch differs before anything was computed from it; {_alone(*events)}{site} and wrote it"
+    why = "the batch differs before anything was computed from it"
+    first = apart[:1]
+    wrote = (
+        _read_by(scene.a, unpaired.a, _rows(scene, first, 0)),
+        _read_by(scene.b, unpaired.b, _rows(scene, first, 1)),
+    )
+    if len(wrote[0]) or len(wrote[1]):
+        _, row_a, row_b = _first(scene, *wrote)
+        events = _events(scene, row_a, row_b)
+        event = events[0] or events[1]
+        site = f" ({one_line(event.site, 120)})" if event is not None and event.site else ""
+        why = f"{why}; {_alone(*events)}{site} and wrote it"
     return Lead("outside-the-trace", "data", scene.rank, a, b, tuple(range(len(a.inputs))), why=why)
 
 

@@ -307,8 +307,8 @@ class _Localization:
     # Decisions
 
     def _first_window(self, first: FirstDivergence) -> Window:
-        """The step that parts, and the next where no state does. Where state is not recorded every step, all since it was
-        last seen to be equal."""
+        """The step that parts, and the next where no state does. Where state is not recorded every step, all since it
+        was last seen to be equal."""
         if self.options.steps is not None:
             return Window(self.options.steps, self.options.ranks, self.options.scopes)
         every = max(1, self.loaded.recipe.metrics.state_every)

@@ -6,9 +6,12 @@ verdict.json is there: a command that was stopped goes on with the first pass th
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from detrun.errors import ArchiveError, RecordError
 from detrun.experiments.follow import Follower, Pace
@@ -20,6 +23,8 @@ from detrun.recipe import LoadedRecipe
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import MARKER, ExperimentFolder
 from detrun.records.verdict import Verdict
+
+_LOCK = ".lock"
 
 
 def run_pass(
@@ -38,23 +43,51 @@ def run_pass(
 
     name: lower-case words joined by `-`; it stands for what the pass asks, and a pass of that name is run once. say:
     told in one line when it starts and how it ended. A Ctrl-C leaves its jobs running; called again, it waits for
-    them. Raises what submitting raises, ArchiveError where the folder cannot be written.
+    them. Of two commands at one experiment the second waits for the first. Raises what submitting raises, ArchiveError
+    where the folder cannot be written.
     """
     _check(name)
-    place = folder.passes().get(name)
-    if place is not None:
-        if place.verdict_file.exists():
-            return place, Verdict.read(place.verdict_file)
-        if not _was_written(place):
-            shutil.rmtree(place.path, ignore_errors=True)
-            place = None
-    if place is None:
-        place = _create(folder, name)
-        say(f"pass {place.path.name} …")
-        start_in(place, loaded, cluster, question, plan_in, command_line)
-    else:
-        say(f"pass {place.path.name}: taken up where it was left")
-    return place, _wait(place, cluster, pace, say)
+    with _alone(folder, name, say):
+        place = folder.passes().get(name)
+        if place is not None:
+            if place.verdict_file.exists():
+                return place, Verdict.read(place.verdict_file)
+            if not _was_written(place):
+                shutil.rmtree(place.path, ignore_errors=True)
+                place = None
+        if place is None:
+            place = _create(folder, name)
+            say(f"pass {place.path.name} …")
+            start_in(place, loaded, cluster, question, plan_in, command_line)
+        else:
+            say(f"pass {place.path.name}: taken up where it was left")
+        return place, _wait(place, cluster, pace, say)
+
+
+@contextmanager
+def _alone(folder: ExperimentFolder, name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """While held, no other command runs a pass of this experiment; one that does is waited for.
+
+    The lock goes with the process that holds it, however that ends. Where the folder cannot be locked (a file system
+    without locks, one that is read-only) nothing is held.
+    """
+    try:
+        folder.passes_dir.mkdir(exist_ok=True)
+        handle = os.open(folder.passes_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"pass {name}: another command is at {folder.id}, which is waited for")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def _wait(place: ExperimentFolder, cluster: Cluster, pace: Pace | None, say: Callable[[str], None]) -> Verdict:

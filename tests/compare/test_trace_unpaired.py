@@ -124,6 +124,17 @@ def test_a_batch_is_data_however_it_came_to_differ(tmp_path: Path, written: bool
     assert ("aten.fill_.Scalar happened in B alone" in lead.why) is written
 
 
+def test_what_one_arm_did_after_the_batch_did_not_write_it(tmp_path: Path) -> None:
+    def program(arm: Arm, more: bool) -> None:
+        arm.op("batch", [Value("words!" if more else "words")], 0, kind="batch")
+        scale = arm.op("aten.full.default", []) if more else [Value("scale")]
+        arm.op("aten.mul.Tensor", [Value("loss!" if more else "loss"), *scale])
+
+    lead = lead_in(tmp_path, program)
+    assert (lead.role, lead.kind, lead.event.op) == ("outside-the-trace", "data", "batch")
+    assert "aten.full" not in lead.why
+
+
 @pytest.mark.parametrize("more_in", ["a", "b"])
 def test_where_nothing_else_differs_the_event_itself_is_the_difference(tmp_path: Path, more_in: str) -> None:
     def program(arm: Arm, more: bool) -> None:
@@ -145,3 +156,63 @@ def test_what_happens_after_the_first_difference_never_leads(tmp_path: Path) -> 
 
     lead = lead_in(tmp_path, program)
     assert (lead.role, lead.event.op) == ("origin", "aten.mm.default")
+
+
+def test_an_event_without_effect_does_not_lead_where_a_later_step_differs(tmp_path: Path) -> None:
+    """A resumed program makes anew what the other one has: without consequence, and steps before the difference."""
+
+    def program(arm: Arm, more: bool) -> None:
+        (x,) = arm.op("aten.mm.default", [Value("x")])
+        if more:
+            arm.op("aten.full.default", [])
+        arm.op("aten.add.Tensor", [x])
+        for step in (2, 3):
+            arm.step = step
+            arm.op("batch", [Value("words!" if more and step == 3 else "words")], 0, kind="batch")
+
+    lead = lead_in(tmp_path, program)
+    assert (lead.role, lead.kind, lead.event.op, lead.event.step) == ("outside-the-trace", "data", "batch", 3)
+
+
+def test_an_event_of_an_earlier_step_leads_where_its_result_is_read(tmp_path: Path) -> None:
+    def program(arm: Arm, more: bool) -> None:
+        buffer = Value("buffer")
+        arm.op("aten.add_.Tensor", [buffer, Value("count")], into=[buffer])
+        if more:
+            arm.op("aten.zero_.default", [buffer], into=[buffer])
+        arm.step = 2
+        (x,) = arm.op("aten.div.Tensor", [Value("x"), buffer], scope="norm")
+        arm.op("aten.mm.default", [x], scope="head")
+
+    lead = lead_in(tmp_path, program)
+    assert (lead.role, lead.kind, lead.event.op, lead.event.step) == (
+        "outside-the-trace",
+        "control-flow",
+        "aten.zero_.default",
+        1,
+    )
+
+
+def test_a_draw_at_the_end_of_a_step_is_the_lead_of_the_draws_of_the_next(tmp_path: Path) -> None:
+    def program(arm: Arm, more: bool) -> None:
+        arm.op("aten.mm.default", [Value("x")])
+        if more:
+            arm.op("aten.rand.default", [], rng="state 0")
+        arm.step = 2
+        (x,) = arm.op("aten.native_dropout.default", [Value("x")], rng=f"state {int(more)}")
+        arm.op("aten.mm.default", [x])
+
+    lead = lead_in(tmp_path, program)
+    assert (lead.role, lead.event.op, lead.event.step) == ("outside-the-trace", "aten.rand.default", 1)
+
+
+def test_an_origin_in_a_later_step_is_one_whatever_happened_before(tmp_path: Path) -> None:
+    def program(arm: Arm, more: bool) -> None:
+        if more:
+            arm.op("aten.full.default", [])
+        (x,) = arm.op("aten.mm.default", [Value("x")])
+        arm.step = 2
+        arm.op("aten.index_add.default", [x], scope="moe", content=["y!" if more else "y"])
+
+    lead = lead_in(tmp_path, program)
+    assert (lead.role, lead.event.op) == ("origin", "aten.index_add.default")

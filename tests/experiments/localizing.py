@@ -53,15 +53,15 @@ def program_recipe(folder: Path, ranks: int = 1, args: Sequence[str] = (), **key
     return path
 
 
-def traced(path: Path, *sets: str, arms: Sequence[str] = (), **options: Any) -> list[AttemptFolder]:
+def traced(path: Path, *, arms_wanted: int = 1, **options: Any) -> list[AttemptFolder]:
     """Runs a recipe's arms with the tracer on, in this process, and returns the first attempt of each: `detrun trace`.
 
-    sets, arms: as after --set and --arm. options: of TraceOptions. What was asked for was recorded.
+    options: of TraceOptions. What was asked for was recorded.
     """
     archive = Archive(path.parent / ".detrun")
-    asked = TraceOptions(**options)
+    asked = TraceOptions(arms=arms_wanted, **options)
     cluster = LocalCluster()
-    folder = start_trace(load_recipe(path, sets, arms), archive, cluster, asked, ["detrun"], lambda _: None)
+    folder = start_trace(load_recipe(path), archive, cluster, asked, ["detrun"], lambda _: None)
     Follower(cluster, folder, PACE).follow(lambda _: None)
     verdict = judge(folder.path, report=False)
     assert verdict.verdict == "identical", f"{[finding.what for finding in verdict.findings]}\n{logs_of(folder)}"
@@ -92,9 +92,9 @@ class Bench:
         self.clean = self.clean or self.run()
         return self.clean
 
-    def planted(self, fault: str) -> TraceComparison:
-        """The arm with a fault against the one without."""
-        a, b = self.reference(), self.run("--fault", fault)
+    def planted(self, fault: str, *args: str) -> TraceComparison:
+        """The arm with a fault (empty: with none either) and more arguments, against the one without."""
+        a, b = self.reference(), self.run(*(["--fault", fault] if fault else []), *args)
         result = compare_traces(a, b, range(self.ranks))
         assert not result.incomplete, result.incomplete
         return result

@@ -1,5 +1,5 @@
-"""Every fault that can be planted in the built-in program, traced against an arm without it: the operation, or what came
-from outside of all operations, in its module, on its rank, at its step. The whole command for a few of them."""
+"""Every fault that can be planted in the built-in program, traced against an arm without it: the operation, or what
+came from outside of all operations, in its module, on its rank, at its step. The whole command for a few of them."""
 
 from __future__ import annotations
 

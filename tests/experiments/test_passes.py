@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_pass_whose_command_was_stopped_is_waited_for_and_not_started_again(tm
     assert again.verdict == verdict.verdict
     assert parent.planned == ["1-first"]
     assert "taken up" in " ".join(parent.said)
+
+
+def test_of_two_commands_at_once_one_waits_and_nothing_runs_twice(tmp_path: Path) -> None:
+    parent = Parent(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(parent.run, ["first", "first"])
+    assert first[0] == second[0]
+    assert parent.planned == ["1-first"]
+    assert any("another command is at" in text for text in parent.said)
 
 
 def test_a_pass_that_was_never_written_is_made_anew(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from detrun.fingerprint.byte_digest import digest_bytes
 
 if TYPE_CHECKING:
     from detrun.recorder.trace.tracer import Draft, Tracer
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_unwrapped = torch._C._functorch.get_unwrapped
 
 _DEEPEST = 12
 _MOST = 10_000
@@ -40,7 +44,7 @@ def tensors_of(*values: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            tensors.append(value)
+            tensors.append(_bare(value))
         elif value is not None:
             _walk(value, tensors, None, 0)
     return tensors
@@ -70,9 +74,16 @@ def aside(tracer: Tracer) -> Iterator[None]:
         local.aside -= 1
 
 
+def _bare(tensor: Tensor) -> Tensor:
+    """What a transform of functions (vmap, grad) wrapped has no memory of its own."""
+    while _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor
+
+
 def _walk(item: Any, tensors: list[Tensor], words: list[str] | None, depth: int) -> None:
     if isinstance(item, Tensor):
-        tensors.append(item)
+        tensors.append(_bare(item))
         word = "*"
     elif isinstance(item, (list, tuple)):
         if depth > _DEEPEST or len(item) > _MOST:

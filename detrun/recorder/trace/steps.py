@@ -50,12 +50,14 @@ class Steps:
         self._open.clear()
 
     def batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A root module is about to be called with these arguments."""
+        """A root module is about to be called with these arguments. What a gradient goes back through was computed, and
+        is no data."""
         tracer = self.tracer
         if not tracer.active:
             return
         try:
-            tensors, scalars = leaves_of(args, kwargs)
+            given, scalars = leaves_of(args, kwargs)
+            tensors = [tensor for tensor in given if tensor.grad_fn is None]
             draft = tracer.begin("batch", "batch", tensors, phase="forward", scope="", scalars=scalars)
             if draft is not None:
                 keep_begin(tracer, draft, tensors)

@@ -69,6 +69,17 @@ def test_an_optimizer_with_a_closure_is_given_the_gradients_of_the_closure(tmp_p
     assert [event.step for event in find(made, "batch")] == [1, 2]
 
 
+def test_what_was_computed_is_no_batch_of_the_module_that_goes_on_from_it(tmp_path: Path) -> None:
+    def program() -> None:
+        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+        second(first(torch.ones(2, 4)) * 2).sum().backward()
+        optimizer.step()
+
+    batches = find(trace(program, tmp_path, level=2, steps=(1, 1)), "batch")
+    assert [event.signature for event in batches] == ["float32[2,4] ->", "->"]
+
+
 def test_keyword_and_nested_inputs_of_the_model_are_its_batch(tmp_path: Path) -> None:
     class Takes(Net):
         def forward(self, batch: dict[str, Any], *, scale: float, mask: torch.Tensor) -> torch.Tensor:  # type: ignore
