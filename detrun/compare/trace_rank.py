@@ -80,7 +80,8 @@ def lacking(trace: TraceFile) -> list[str]:
         missing = last - first + 1 - len([step for step in there if first <= step <= last])
         if missing > 0:
             step = next(step for step in range(first, last + 1) if step not in there)
-            found.append(f"rank {trace.rank} lacks {missing} of the steps {first} to {last}, the first is {step}")
+            which = f"step {step}" if missing == 1 else f"{missing} of the steps {first} to {last}, the first is {step}"
+            found.append(f"rank {trace.rank} lacks {which}")
     if not trace.index:
         found.append(f"the trace of rank {trace.rank} holds no step")
     return found
@@ -97,6 +98,7 @@ class _Comparison:
     from_batch: bool
     history_a: History = field(default_factory=History)
     history_b: History = field(default_factory=History)
+    since: tuple[int, ...] = (0, 0)
     moved: int = 0
     spread_steps: int = 0
 
@@ -142,6 +144,7 @@ class _Comparison:
         a, b = self.a.table(entry_a.step), self.b.table(entry_b.step)
         if self.from_batch and not reading.steps:
             a, b = _from_batch(a), _from_batch(b)
+            self.since = tuple(int(table.numbers["seq"][0]) if len(table) else 0 for table in (a, b))
         # What came before the first difference decides; after it a step is only counted, and searched for origins.
         first = not self.book.decided
         alignment = align(a, b, by_content=first)
@@ -162,8 +165,8 @@ class _Comparison:
         scene = Scene(
             reading.rank,
             self.a.level,
-            Side(a, self.history_a, lambda seq: _event(self.a, self.history_a, a, seq)),
-            Side(b, self.history_b, lambda seq: _event(self.b, self.history_b, b, seq)),
+            Side(a, self.history_a, lambda seq: _event(self.a, self.history_a, a, seq), self.since[0]),
+            Side(b, self.history_b, lambda seq: _event(self.b, self.history_b, b, seq), self.since[1]),
             alignment,
             self.a.scopes is not None,
         )

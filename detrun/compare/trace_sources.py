@@ -23,11 +23,13 @@ OPERATORS = 4
 
 @dataclass(frozen=True)
 class Side:
-    """One arm at a step: its events, what is known of earlier ones, and any event by its number."""
+    """One arm at a step: its events, what is known of earlier ones, and any event by its number. since: the number of
+    the first event that counts: what the ones before it wrote was not held against the other arm."""
 
     table: StepTable
     history: History
     find: Find
+    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ def _classified(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, inputs:
     found = scene.alignment.differences
     if a.kind == "batch":
         return "outside-the-trace", "data", None, "the batch differs before anything was computed from it"
+    if a.kind == "parameter" and not inputs:
+        why = "it differs where the window begins: what wrote it did so before, or unseen"
+        return "outside-the-trace", "parameter", None, why
     if inputs:
         return _of_tensor(scene, number, a, b, inputs[0])
     if found.rng[number]:
@@ -109,7 +114,7 @@ def _classified(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, inputs:
 
 def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: int) -> _Class:
     """An input part differs and no recorded event explains it."""
-    writer_a, writer_b = _writer(a, index), _writer(b, index)
+    writer_a, writer_b = _writer(scene.a, a, index), _writer(scene.b, b, index)
     _, partner, _ = scene.a.history.look_up(numpy.array([writer_a]))
     if writer_a != NOBODY and writer_b != NOBODY:
         event_a, event_b = scene.a.find(writer_a), scene.b.find(writer_b)
@@ -121,7 +126,7 @@ def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: i
             )
             return "outside-the-trace", "control-flow", None, why
         if same and _is_exchanged(scene, a, b, index):
-            why = f"input {index} is what another call of {_name(a)} was given in the other arm: they came in another order"
+            why = f"input {index} is what another call of it was given in the other arm: they came in another order"
             return "outside-the-trace", "control-flow", None, why
         if same or not scene.filtered:
             return "uncaptured-producer", _kind(a), event_a or event_b, _written_between(index, event_a or event_b)
@@ -149,10 +154,10 @@ def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: i
     return "outside-the-trace", "data", None, f"input {index} differs and no recorded event wrote it"
 
 
-def _writer(event: TraceEvent, index: int) -> int:
+def _writer(side: Side, event: TraceEvent, index: int) -> int:
     """The number of the event that last wrote an input, NOBODY if it is not known."""
     back = event.producers[index] if index < len(event.producers) else 0
-    return event.seq - back if back else NOBODY
+    return event.seq - back if back and event.seq - back >= side.since else NOBODY
 
 
 def _made_by(side: Side, event: TraceEvent, index: int) -> TraceEvent | None:

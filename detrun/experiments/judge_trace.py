@@ -73,6 +73,9 @@ class _Tally:
             if trace.torn or not whole:
                 why = trace.torn or (trace.end.reason if trace.end else None) or "the trace has no end"
                 broken.setdefault(f"its trace is incomplete: {why}", []).append(rank)
+            elif (step := _first_lacking(trace)) is not None:
+                why = f"the run ended before it{', or nothing ran in --scope' if asked.get('scopes') else ''}"
+                broken.setdefault(f"its trace has no step {step}: {why}", []).append(rank)
         findings = []
         for why, ranks in broken.items():
             what = f"arm {attempt.arm}, {ranks_in_words(ranks, experiment.ranks)}: {why}"
@@ -104,6 +107,15 @@ class _Tally:
         ranks = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
         what = f"{self.events:,} events of {ranks}"
         return Finding(kind="coverage", severity="info", what=what, evidence=evidence)
+
+
+def _first_lacking(trace: TraceFile) -> int | None:
+    """The first step that was asked for and is not in a trace that was closed."""
+    if trace.steps_asked is None:
+        return None
+    first, last = trace.steps_asked
+    there = {entry.step for entry in trace.index}
+    return next((step for step in range(first, last + 1) if step not in there), None)
 
 
 def read_settings(attempt: AttemptFolder) -> dict[str, Any]:

@@ -124,6 +124,8 @@ def run_localize(
         loaded, baseline, reference = target, None, None
     check_launchable(loaded)
     _check_options(loaded, options)
+    if baseline is not None and (missed := _missed(loaded, options, baseline)):
+        raise UsageError(f"--steps: {missed}", hint="without --steps, detrun localize traces where they part")
     environment = dict(os.environ)
 
     def plan_in(place: ExperimentFolder) -> Plan:
@@ -155,6 +157,25 @@ def _check_options(loaded: LoadedRecipe, options: LocalizeOptions) -> None:
         raise UsageError(
             f"--ranks: there is no rank {max(options.ranks)}", hint=f"ranks are 0 to {recipe.total_ranks - 1}"
         )
+
+
+def _missed(loaded: LoadedRecipe, options: LocalizeOptions, baseline: Baseline) -> str:
+    """Why the steps that are asked for cannot show where the arms part; empty if they may."""
+    first = baseline.verdict.first_divergence
+    if options.steps is None or first is None:
+        return ""
+    begin, end = options.steps
+    if begin > max(1, first.step):
+        return f"the arms part at step {first.step}, before {window_of(options.steps)}"
+    every = max(1, loaded.recipe.metrics.state_every)
+    if not baseline.resumed and end < max(1, (first.step - 1) // every * every + 1):
+        return f"the arms part at step {first.step}, after {window_of(options.steps)}"
+    return ""
+
+
+def window_of(steps: tuple[int, int]) -> str:
+    """`step 7` or `steps 7 to 9`."""
+    return f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]} to {steps[1]}"
 
 
 def _take_up(
@@ -231,6 +252,9 @@ class _Localization:
         first = baseline.verdict.first_divergence
         assert first is not None
         self.descent.first = first
+        self.descent.missed = _missed(self.loaded, self.options, baseline)
+        if self.descent.missed:
+            return conclude(self.descent)
         traced = self._descend(self._first_window(first))
         if traced is not None and traced.comparison.lead is not None and self.options.keep and self.descent.may_settle:
             self._settle(traced)
@@ -385,7 +409,7 @@ class _Localization:
 
     def _budget(self, window: Window) -> int:
         """Of a rank."""
-        return max(1 << 20, self.options.byte_budget // max(1, len(window.ranks_of(self.ranks))))
+        return max(1, self.options.byte_budget // max(1, len(window.ranks_of(self.ranks))))
 
 
 def _name(stem: str, number: int) -> str:

@@ -77,7 +77,8 @@ def key_of(event: Any) -> Key:
 
 @dataclass
 class Descent:
-    """Everything that the passes have shown so far. settled: the bytes of the event that they prove to be the one."""
+    """Everything that the passes have shown so far. missed: why the steps asked for cannot show it. settled: the bytes
+    of the event that they prove to be the one."""
 
     folder: ExperimentFolder
     experiment: ExperimentFile
@@ -89,6 +90,7 @@ class Descent:
     settled: EventReading | None = None
     settled_by: Traced | None = None
     tries_at_bytes: int = 0
+    missed: str = ""
 
     def look_at_bytes(self, again: Traced, keys: list[Key]) -> None:
         """Reads what the last pass kept, first of all of the event that it names itself."""
@@ -134,7 +136,10 @@ def _settles(lead: Lead, reading: EventReading) -> bool:
 
 def conclude(descent: Descent, *, write: bool = True) -> Verdict:
     """The verdict on a localization; written last, by rename, with its report."""
-    verdict = _nothing_to_localize(descent) if descent.baseline is None else _localized(descent)
+    if descent.baseline is None:
+        verdict = _nothing_to_localize(descent)
+    else:
+        verdict = _nothing_traced(descent, descent.baseline) if descent.missed else _localized(descent)
     if write:
         from detrun.report.html import write_report
 
@@ -159,6 +164,22 @@ def _nothing_to_localize(descent: Descent) -> Verdict:
         update["findings"] = [note, *last.findings]
         update["figures"] = {**last.figures, "pairs": pairs, "divergence_chance_bound": bound}
     return last.model_copy(update=update)
+
+
+def _nothing_traced(descent: Descent, baseline: Baseline) -> Verdict:
+    """The verdict where a trace of the steps asked for could show nothing."""
+    note = Finding(kind="window", severity="not-verified", what=descent.missed)
+    return baseline.verdict.model_copy(
+        update={
+            "id": descent.experiment.id,
+            "experiment": "localize",
+            "verdict": "not-verified",
+            "exit_code": int(ExitCode.NOT_VERIFIED),
+            "culprit": None,
+            "findings": [note, *baseline.verdict.findings],
+            "not_verified": [descent.missed],
+        }
+    )
 
 
 def _localized(descent: Descent) -> Verdict:
@@ -251,6 +272,10 @@ def _why_nothing(descent: Descent) -> Finding:
     if broken:
         what = f"pass {last.place.path.name}: {broken[0].what}"
         return Finding(kind="job", severity="infrastructure", where={**where, **broken[0].where}, what=what)
+    if last.window.scopes and not last.comparison.events and last.verdict.first_divergence is not None:
+        asked = " or ".join(last.window.scopes)
+        what = f"no module that ran is called {asked}: --scope takes a module's name, or a pattern"
+        return Finding(kind="scope", severity="not-verified", where=where, what=what)
     if last.comparison.incomplete:
         return Finding(kind="trace", severity="not-verified", where=where, what=last.comparison.incomplete[0])
     if last.verdict.first_divergence is None:

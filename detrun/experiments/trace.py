@@ -44,7 +44,7 @@ def plan_trace(
         what = f"there is no rank {max(options.ranks)} (ranks are 0 to {recipe.total_ranks - 1})"
         raise loaded.error("launch.ranks_per_node", what, None)
     window = Window(options.steps, options.ranks, options.scopes)
-    budget = max(1 << 20, options.byte_budget // len(window.ranks_of(recipe.total_ranks)))
+    budget = max(1, options.byte_budget // len(window.ranks_of(recipe.total_ranks)))
     request = Request(window, options.level, budget, options.call_sites)
     arms = pair_arms(recipe, options.arms - 1)
     site = Site.of(loaded, folder, cluster, environment)

@@ -31,6 +31,8 @@ _WHY = {
     "not-repeated": "the fault did not come back:",
     "outside-the-capture": "nothing that was traced differs, so the fault lies outside the capture:",
     "trace": "the trace is incomplete:",
+    "scope": "nothing was traced:",
+    "window": "the steps asked for do not hold the one at which the arms part:",
 }
 """The sentence of a verdict that is not verified, by the first finding of these kinds."""
 

@@ -386,3 +386,55 @@ def test_what_a_host_carries_over_is_not_counted_as_a_source(tmp_path: Path) -> 
     assert (lead.role, lead.event.op) == ("origin", "aten.sum.default")
     assert not result.others
     assert "way of the host" in result.notes[0]
+
+
+def test_parts_of_one_tensor_read_in_another_order_are_control_flow(tmp_path: Path) -> None:
+    def arm(order: tuple[int, ...]) -> Arm:
+        arm = Arm()
+        (total,) = arm.op("aten.zeros.default")
+        parts = arm.op("aten.mm.default", [Value("x")], 3, content=["part 0", "part 1", "part 2"])
+        for number in order:
+            arm.op("aten.add_.Tensor", [total, parts[number]], into=[total])
+        return arm
+
+    _, lead = outcome(tmp_path, arm((0, 1, 2)), arm((2, 1, 0)))
+    assert (lead.role, lead.kind, lead.event.op) == ("outside-the-trace", "control-flow", "aten.add_.Tensor")
+    assert (lead.event.occurrence, lead.after) == (0, None)
+
+
+def _function(inside: str, known: bool) -> Arm:
+    """A function of the program's own, and an operation inside of it: on a tensor that it made unseen, or on one that
+    an event wrote."""
+    arm = Arm()
+    (kept,) = arm.op("aten.ones.default", scope="layer", content=["kept"])
+    given = Value(inside)
+    if known:
+        given = kept
+        given.content = inside
+    (made,) = arm.op("aten.mul.Tensor", [given], scope="layer")
+    arm.op("function.Bias", [Value("x")], scope="layer", content=[f"made of {inside}"])
+    arm.op("aten.add.Tensor", [made])
+    return arm
+
+
+def test_what_a_function_of_the_programs_own_computes_unseen_is_its_own(tmp_path: Path) -> None:
+    result, lead = outcome(tmp_path, _function("one", False), _function("two", False))
+    assert (lead.role, lead.event.op) == ("origin", "function.Bias")
+    assert not result.others
+
+
+def test_a_function_that_reads_what_was_changed_unseen_is_innocent(tmp_path: Path) -> None:
+    result, lead = outcome(tmp_path, _function("one", True), _function("two", True))
+    assert (lead.role, lead.event.op) == ("uncaptured-producer", "aten.mul.Tensor")
+    assert not [other for other in result.others if other.role == "origin"]
+
+
+def test_a_parameter_that_differs_where_the_window_begins_is_named(tmp_path: Path) -> None:
+    def arm(content: str) -> Arm:
+        arm = Arm()
+        (weight,) = arm.op("state", kind="parameter", phase="between", scope="layer.weight", content=[content])
+        arm.op("aten.mm.default", [Value("x"), weight], scope="layer")
+        return arm
+
+    _, lead = outcome(tmp_path, arm("one"), arm("two"))
+    assert (lead.role, lead.kind, lead.event.scope) == ("outside-the-trace", "parameter", "layer.weight")

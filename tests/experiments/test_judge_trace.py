@@ -74,6 +74,7 @@ def test_a_rank_without_a_trace_is_named(tmp_path: Path) -> None:
         ({"complete": False, "reason": "byte budget"}, "incomplete: byte budget"),
         ({"complete": False, "reason": "tracer failed: KeyError"}, "tracer failed: KeyError"),
         ({"end": False}, "incomplete"),
+        ({"steps": (1, 2)}, "its trace has no step 2"),
     ],
 )
 def test_a_trace_that_is_not_whole_is_not_verified(tmp_path: Path, settings: dict[str, Any], said: str) -> None:

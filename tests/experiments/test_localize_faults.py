@@ -295,7 +295,7 @@ def place_of(culprit: dict[str, Any]) -> tuple[Any, ...]:
 def left_behind(folder: Path) -> tuple[Path, list[str]]:
     """The experiment's folder, and its passes in order."""
     (found,) = (folder / ".detrun").glob("*-localize-*")
-    return found, [path.name for path in sorted((found / "passes").iterdir())]
+    return found, sorted(path.name for path in (found / "passes").glob("[0-9]*"))
 
 
 def test_an_origin_from_the_metrics_to_its_bytes(tmp_path: Path) -> None:

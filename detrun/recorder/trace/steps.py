@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -44,6 +44,39 @@ class Steps:
         # Before the hook that closes the step: an arm may be ended there, and this belongs to the step.
         hooks: Any = _global_optimizer_post_hooks
         hooks.move_to_end(handle.id, last=False)
+
+    def open(self, optimizers: Iterable[Optimizer], roots: Iterable[nn.Module]) -> None:
+        """The window opens: what is there, so that of a tensor that was changed unseen it is known when it was still
+        as it should be. One event a parameter, with its optimizer's state, and one a buffer."""
+        tracer = self.tracer
+        if tracer.settings.level < OPERATORS:
+            return
+        try:
+            names: dict[int, str] = {}
+            seen: set[int] = set()
+            held: list[tuple[Tensor, list[Tensor]]] = []
+            for root in roots:
+                for module in root.modules():
+                    scope = tracer.scopes.name(module)
+                    for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+                        if tensor is not None:
+                            names.setdefault(id(tensor), f"{scope}.{own}" if scope else own)
+                            held.append((tensor, [tensor]))
+            states = [
+                (parameter, [parameter, *tensors_of(optimizer.state.get(parameter))])
+                for optimizer in optimizers
+                for parameter in _parameters(optimizer)
+            ]
+            for tensor, tensors in (*states, *held):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    # Not `begin`, which ignores what happens while the recorder works, as it does here.
+                    place = ("between", names.get(id(tensor), ""), 0)
+                    draft = tracer.begin_at(place, "parameter", "state", [], "", [])
+                    if draft is not None:
+                        tracer.end(draft, tensors)
+        except Exception as error:  # noqa: BLE001 - as below
+            tracer.fail(error)
 
     def close(self) -> None:
         """The window closes."""

@@ -137,3 +137,15 @@ def test_nothing_of_the_program_is_kept_alive(tmp_path: Path) -> None:
         return [reference() is None for reference in seen] + [torch.UntypedStorage._expired(storage)]
 
     assert trace(program, tmp_path, steps=(1, 1)).result == [True, True, True]
+
+
+def test_the_workspace_of_a_recurrent_layer_is_no_result_of_it(tmp_path: Path) -> None:
+    def program() -> None:
+        _window()
+        torch.nn.LSTM(4, 4)(torch.ones(2, 3, 4))[0].sum().backward()
+
+    made = trace(program, tmp_path, steps=(1, 1))
+    for forward in find(made, "aten.mkldnn_rnn_layer.default"):
+        assert len(forward.outputs) == 3
+    for backward in find(made, "aten.mkldnn_rnn_layer_backward.default"):
+        assert "uninitialized" in backward.flags

@@ -4,6 +4,9 @@ cannot be looked into."""
 from __future__ import annotations
 
 import ctypes
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from detrun.recorder.trace.scopes import Scopes
 from tests.recorder.harness import run
 from tests.recorder.trace.traced import Net, events, find, index, trace, train
 
@@ -252,3 +256,84 @@ def test_a_function_of_the_programs_own_is_seen_at_its_boundary(tmp_path: Path) 
     own = [event for event in events(made) if event.op.startswith("function.")]
     assert [event.phase for event in own] == ["forward", "backward"]
     assert own[0].inputs == own[0].outputs and own[1].inputs != own[1].outputs
+
+
+def test_a_window_begins_with_what_is_there(tmp_path: Path) -> None:
+    found = events(trace(lambda: train(3), tmp_path / "a", steps=(2, 3)))
+    held = [event for event in found if event.op == "state"]
+    assert [event.scope for event in held] == [
+        "first.0.weight", "first.0.bias", "last.weight", "last.bias"
+    ]  # fmt: skip
+    assert {event.step for event in held} == {2}
+    assert {len(event.outputs) for event in held} == {4}  # the parameter, its moments and their step
+    first = next(event for event in found if event.op == "aten.addmm.default")
+    assert all(first.seq - back < len(held) for back in first.producers if back and back != 2)
+
+
+def test_parts_of_a_forward_pass_on_other_threads_have_the_same_events_in_whatever_order(tmp_path: Path) -> None:
+    def program(late: int) -> None:
+        pool = ThreadPoolExecutor(2)
+
+        class Branches(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                def part(number: int, module: nn.Module) -> torch.Tensor:
+                    time.sleep(0.02 if number == late else 0.0)
+                    return module(x).tanh()
+
+                parts = [pool.submit(part, number, module) for number, module in enumerate(self.parts)]
+                return torch.stack([each.result() for each in parts]).sum(0)
+
+        torch.manual_seed(0)
+        model = Branches()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            pool.submit(torch.ones(3).sin).result()  # a thread's own business
+
+    def keys(name: str, late: int) -> list[tuple[object, ...]]:
+        found = events(trace(lambda: program(late), tmp_path / name))
+        return sorted((e.step, e.microbatch, e.phase, e.scope, e.op, e.inputs, e.outputs) for e in found)
+
+    seen = keys("a", 0)
+    assert seen == keys("b", 2)
+    places = {
+        (phase, scope) for _, _, phase, scope, op, _, _ in seen if op in ("aten.addmm.default", "aten.mm.default")
+    }
+    assert places == {(phase, f"parts.{n}") for phase in ("forward", "backward") for n in range(3)}
+    assert sum(op == "aten.tanh.default" for _, _, _, _, op, _, _ in seen) == 6
+    assert not [op for _, _, _, _, op, _, _ in seen if op == "aten.sin.default"]
+
+
+def test_what_a_transform_wrapped_is_read_as_what_it_is(tmp_path: Path) -> None:
+    def program() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+        def loss(values: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(model, values, (x[None],)).square().sum()
+
+        gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, torch.ones(3, 4))
+        for name, value in model.named_parameters():
+            value.grad = gradients[name].mean(0)
+        optimizer.step()
+
+    made = trace(program, tmp_path, steps=(1, 1))
+    assert index(made)[-1]["complete"]
+    assert events(made)
+
+
+def test_a_tensor_at_the_address_of_a_gradient_that_is_gone_is_not_taken_for_it() -> None:
+    weight, stranger = nn.Parameter(torch.ones(2)), torch.ones(2)
+    optimizer = torch.optim.SGD([weight])
+    scopes = Scopes()
+    scopes._owners[id(weight)] = (weakref.ref(weight), "layer", "layer.weight")
+    scopes.optimizer_begins(optimizer)
+    scopes._local.optimizers[-1][1][id(stranger)] = (weight, "layer.weight")
+    assert scopes.place([stranger], []) == ("optimizer", "", 0)
+    assert scopes.place([weight], []) == ("optimizer", "layer.weight", 0)
