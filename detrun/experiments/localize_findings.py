@@ -75,6 +75,7 @@ def observer_findings(passes: Sequence[Traced], first_step: int) -> list[Finding
             )
             where: dict[str, Any] = {"arm": parting.arm, "step": parting.step}
             findings.append(Finding(kind="observer", severity="not-verified", where=where, what=what))
+    passes = [traced for traced in passes if not traced.broken]
     if not findings and passes:
         compared = sum(traced.observer.compared for traced in passes)
         repeated = [arm for arm in ("a", "b") if all(traced.observer.repeats(arm) for traced in passes)]
@@ -88,6 +89,7 @@ def observer_findings(passes: Sequence[Traced], first_step: int) -> list[Finding
 
 def repeats_finding(passes: Sequence[Traced]) -> list[Finding]:
     """How often the fault came back, where that was not always."""
+    passes = [traced for traced in passes if not traced.broken]
     came = sum(traced.verdict.first_divergence is not None for traced in passes)
     if came == len(passes):
         return []

@@ -271,7 +271,9 @@ def _why_nothing(descent: Descent) -> Finding:
     broken = last.verdict.of_severity("infrastructure")
     if broken:
         what = f"pass {last.place.path.name}: {broken[0].what}"
-        return Finding(kind="job", severity="infrastructure", where={**where, **broken[0].where}, what=what)
+        inside = broken[0].where.get("path")
+        path = {"path": f"{where['path']}/{inside}"} if inside else {}
+        return Finding(kind="job", severity="infrastructure", where={**where, **broken[0].where, **path}, what=what)
     if last.window.scopes and not last.comparison.events and last.verdict.first_divergence is not None:
         asked = " or ".join(last.window.scopes)
         what = f"no module that ran is called {asked}: --scope takes a module's name, or a pattern"

@@ -342,7 +342,7 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             fn = apart(scopes, stack[-1], fn, guard)
         return submit(self, fn, *args, **kwargs)
 
-    ThreadPoolExecutor.submit = submit_inside  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_inside  # type: ignore[method-assign, assignment]
 
 
 def apart(

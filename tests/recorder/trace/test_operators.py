@@ -145,9 +145,7 @@ def test_views_are_no_events(tmp_path: Path) -> None:
         x.view(3, 4).t()[1:].unsqueeze(0).detach().expand(2, 3, 3).select(0, 1)
 
     made = trace(program, tmp_path, steps=(1, 1))
-    assert [e.op for e in events(made)] == ["aten.arange.start"] or [e.op for e in events(made)] == [
-        "aten.arange.default"
-    ]
+    assert [e.op for e in events(made)] in (["state", "aten.arange.start"], ["state", "aten.arange.default"])
     assert index(made)[-1]["coverage"]["skipped_views"] >= 6
 
 
