@@ -17,6 +17,7 @@ from detrun.compare.trace_sources import Scene, differing_parts, explained, sour
 from detrun.compare.trace_summary import Lead, LeadKind, RankReading
 from detrun.compare.trace_unpaired import Unpaired, lead_of_unpaired
 from detrun.compare.trace_views import is_view
+from detrun.compare.trace_weight import weightier
 from detrun.records.files import one_line
 from detrun.records.trace_row import TraceEvent
 from detrun.records.trace_table import Integers
@@ -91,8 +92,14 @@ class LeadBook:
 
     def _sources(self, scene: Scene, first: int) -> list[Lead]:
         """The lead of the first difference, if it is one that nothing recorded explains; later ones are counted."""
-        sources = scene.alignment.differences.inputs & ~explained(scene)
-        leads = [source_of(scene, first)] if sources[first] else []
+        found = scene.alignment.differences
+        sources = found.inputs & ~explained(scene)
+        leads: list[Lead] = []
+        if sources[first]:
+            origins = bool((~found.inputs & found.outputs).any())
+            chosen = weightier(scene, numpy.flatnonzero(sources), numpy.flatnonzero(found.any))
+            if chosen is not None or not origins:
+                leads = [source_of(scene, first if chosen is None else chosen)]
         sources[first] = False
         ops = scene.a.table.texts["op"]
         codes, counts = numpy.unique(ops.codes[scene.alignment.rows_a[sources]], return_counts=True)

@@ -120,6 +120,8 @@ class Tracer:
         if self._done:
             return
         text = f"{type(error).__name__}: {error}"[:500]
+        if isinstance(error, ModuleNotFoundError) and error.name == "pyarrow":
+            text = "pyarrow, which writes traces, is not installed where the program runs"
         self.session.warn(f"the trace ends early: {text}")
         try:
             with self.lock:
