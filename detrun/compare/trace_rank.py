@@ -150,10 +150,10 @@ class _Comparison:
         alignment = align(a, b, by_content=first)
         found = alignment.differences
         differing = int(found.any.sum())
-        if whole and entry_a.digest is not None and entry_a.digest == entry_b.digest:
-            if differing or len(alignment.only_a) or len(alignment.only_b):
-                what = "or that of A does not hold the events that its digest was made of: it was changed or damaged"
-                raise RecordError(str(self.b.path), what)
+        same = whole and entry_a.digest is not None and entry_a.digest == entry_b.digest
+        if same and (differing or len(alignment.only_a) or len(alignment.only_b)):
+            what = "or that of A holds other events than its digest was made of: it was changed, or is damaged"
+            raise RecordError(what, where=str(self.b.path))
         reading.events += len(alignment.rows_a)
         reading.differing += differing
         reading.equal += len(alignment.rows_a) - differing
