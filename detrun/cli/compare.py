@@ -96,7 +96,9 @@ def _attempt(name: str, archive: Path | None) -> AttemptFolder:
     folder = open_archive(archive).resolve(id)
     attempts = [each for each in folder.attempts(arm) if each.trace_dir.is_dir()]
     if not attempts:
-        raise UsageError(
-            f"arm {one_line(arm, 80)} of {folder.id} holds no trace", hint=f"its arms are in {folder.path}/arms"
-        )
+        traced = [
+            each.path for place in folder.passes().values() for each in place.attempts(arm) if each.trace_dir.is_dir()
+        ]
+        hint = f"its last pass has one: {traced[-1]}" if traced else f"its arms are in {folder.path}/arms"
+        raise UsageError(f"arm {one_line(arm, 80)} of {folder.id} holds no trace", hint=hint)
     return attempts[-1]

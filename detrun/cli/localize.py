@@ -136,7 +136,7 @@ def conclude_localize(folder: ExperimentFolder, as_json: bool, standalone: bool,
 
     Raises NotVerifiedError where there is none yet. A page that cannot be written costs no verdict.
     """
-    from detrun.errors import ArchiveError, NotVerifiedError
+    from detrun.errors import ArchiveError, NotVerifiedError, RecordError
     from detrun.records.jobs import ExperimentFile
     from detrun.records.verdict import Verdict
     from detrun.report.html import write_report
@@ -145,6 +145,8 @@ def conclude_localize(folder: ExperimentFolder, as_json: bool, standalone: bool,
         raise NotVerifiedError(f"{folder.id} has no verdict yet", hint=f"detrun localize {to_find(folder)} takes it up")
     verdict = verdict or Verdict.read(folder.verdict_file)
     experiment = ExperimentFile.read(folder.experiment_file)
+    if verdict.experiment != experiment.experiment:
+        raise RecordError(f"is no verdict on a {experiment.experiment}", where=str(folder.verdict_file))
     page = f"page: {folder.report_file}"
     try:
         write_report(folder.report_file, verdict, experiment, standalone=standalone)

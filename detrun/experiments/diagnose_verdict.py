@@ -105,7 +105,7 @@ def known_of(target: ExperimentFolder) -> Known:
         names = {field.name for field in fields(Facts)}
         told = {"op": culprit.get("name"), "callsite": culprit.get("call_site"), **culprit}
         plain = {key: told[key] for key in ("role", "kind", "op", "scope", "phase", "step", "callsite")}
-        parts.append({key: value for key, value in plain.items() if key in names})
+        parts.append({key: value for key, value in plain.items() if key in names and isinstance(value, str | int)})
         after = culprit.get("after")
         parts.append({"after": after.get("op") if isinstance(after, dict) else after})
     tensors = [finding.evidence for finding in verdict.of_kind("bytes")]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from detrun.compare.trace_summary import TraceComparison
-from detrun.errors import UsageError
+from detrun.errors import RecordError, UsageError
 from detrun.experiments.again import recipe_of
 from detrun.experiments.checks import PairOptions, check_before_launch, check_shape, plan_pair
 from detrun.experiments.compare_traces import compare_traces
@@ -209,6 +209,9 @@ def _baseline(folder: ExperimentFolder) -> Baseline:
             f"{folder.id} did not diverge ({verdict.verdict}): there is nothing to localize",
             hint="detrun localize RECIPE runs a new pair first",
         )
+    if not 0 <= verdict.first_divergence.step <= experiment.steps:
+        what = f"names step {verdict.first_divergence.step} of {experiment.steps}"
+        raise RecordError(what, where=str(folder.verdict_file))
     return Baseline(folder, experiment, verdict, experiment.experiment == "resume-check")
 
 

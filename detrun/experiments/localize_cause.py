@@ -118,7 +118,10 @@ def _of_bytes(lead: Lead, reading: EventReading) -> dict[str, Any]:
     tensor = next((each for each in reading.differing(side) if each.difference is not None), None)
     found: dict[str, Any] = {}
     if reading.a is not None and reading.b is not None:
-        if reading.a.settings is not None:
+        if reading.a.threads != reading.b.threads:
+            # Which kernels are launched then follows from that.
+            found["threads_differ"] = True
+        elif reading.a.settings is not None:
             chosen = [(event.kernels, event.settings) for event in (reading.a, reading.b)]
             found["configurations_differ"] = chosen[0] != chosen[1]
         found["threads"] = reading.a.threads

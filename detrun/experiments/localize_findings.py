@@ -106,7 +106,7 @@ def byte_findings(
     if settled is None:
         why = next((reading.missing for reading in readings if reading.missing), None)
         why = why or "where the digests differed, the bytes that were kept do not, or no longer with equal inputs"
-        what = f"the bytes do not settle it ({tries} passes): {why}"
+        what = f"the bytes do not settle it ({tries} pass{'es' if tries > 1 else ''}): {why}"
         return [Finding(kind="bytes", severity="warning", what=what)]
     side = "output" if lead.role == "origin" else "input"
     differing = settled.differing(side) or settled.differing("output" if side == "input" else "input")

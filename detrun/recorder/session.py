@@ -60,6 +60,8 @@ class Session:
         self.off = False
         self.cost = Cost()
         self.streams = RngStreams()
+        self.coordinates: dict[str, int] = {}
+        """Where this rank stands among the others; known once the environment is written."""
         self.initial_rng: dict[str, str] | None = None
         self._argv = list(getattr(sys, "argv", []))  # before the program adds to it
         self.lock = threading.RLock()
@@ -267,7 +269,8 @@ class Session:
         if self.streams.torch_is_unseeded():
             document["seeds"]["torch_initial_seed"] = None
         rng = self.initial_rng or self.streams.digests()
-        document["coordinates"] = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
+        self.coordinates = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
+        document["coordinates"] = self.coordinates
         document["replicas"] = copies
         document["recorder"] = environment.recorder_settings(
             {"state_every": self.settings.state_every, "determinism": self.settings.determinism}, detrun.__version__

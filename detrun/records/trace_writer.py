@@ -13,9 +13,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from detrun.records.trace_row import METADATA, SCHEMA_VERSION, TRACE_FIELDS, TRACE_KIND
+
+_EMPTY = [""]
+_BUFFERED = 1 << 16
+"""Bytes: a batch is written in hundreds of pieces."""
+
+Numbers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass
@@ -25,22 +34,22 @@ class TraceBatch:
     A text column holds numbers of entries in the table of its name in `texts`; `parts` and `producers` are the lists
     of all rows one behind the other, with the number of each row's entries in `part_counts` and `n_inputs`. `digests`:
     the entries that `parts` counts from. A table may be longer than the batch needs: one that continues the one of the
-    batch before begins with the same entries.
+    batch before begins with the same entries. `rng` and `rows` may be empty: then no row has any.
     """
 
-    seq: Sequence[int]
-    step: Sequence[int]
-    microbatch: Sequence[int]
-    occurrence: Sequence[int]
-    numbers: Mapping[str, Sequence[int]]
+    seq: Sequence[int] | Numbers
+    step: Sequence[int] | Numbers
+    microbatch: Sequence[int] | Numbers
+    occurrence: Sequence[int] | Numbers
+    numbers: Mapping[str, Sequence[int] | Numbers]
     texts: Mapping[str, Sequence[str]]
-    parts: Sequence[int]
-    part_counts: Sequence[int]
-    n_inputs: Sequence[int]
+    parts: Sequence[int] | Numbers
+    part_counts: Sequence[int] | Numbers
+    n_inputs: Sequence[int] | Numbers
     digests: Sequence[bytes]
-    producers: Sequence[int]
+    producers: Sequence[int] | Numbers
     rng: Sequence[bytes | None]
-    peer: Sequence[int]
+    peer: Sequence[int] | Numbers
     rows: Sequence[Sequence[int] | None] = field(default_factory=list)
 
 
@@ -48,9 +57,17 @@ class TraceWriter:
     """Appends to the two files of one rank. Every call opens and closes them: a program may close descriptors that it
     does not know. Raises OSError; ImportError where pyarrow is not installed."""
 
-    def __init__(self, attempt: Path, rank: int, head: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        attempt: Path,
+        rank: int,
+        head: Mapping[str, Any],
+        metadata: Mapping[str, str],
+        compression: Literal["zstd", "lz4"] = "zstd",
+    ) -> None:
         """Begins both files anew. head: what the first line of the index says beside version and rank; metadata: what
         the stream's description says beside version and kind."""
+        self._compression = compression
         self.rank = rank
         self.bytes = 0
         """Bytes written to both files."""
@@ -58,11 +75,14 @@ class TraceWriter:
         self._folder = attempt / "trace"
         self._arrow_path = self._folder / f"rank{rank:05d}.arrow"
         self._index_path = self._folder / f"rank{rank:05d}.jsonl"
-        self._metadata = dict(metadata)
+        self.metadata = dict(metadata)
+        """May be changed until the first batch."""
         self._sink = io.BytesIO()
         self._stream: Any = None
+        self._buffer: Any = None
         self._arrow: Any = None
         self._schema: Any = None
+        self._empty: Any = None
         self._folder.mkdir(parents=True, exist_ok=True)
         for path in (self._arrow_path, self._index_path):
             path.write_bytes(b"")
@@ -92,13 +112,16 @@ class TraceWriter:
         import pyarrow
 
         self._arrow = pyarrow
-        self._schema = trace_schema(pyarrow, self.rank, self._metadata)
+        self._empty = pyarrow.array(_EMPTY, pyarrow.string())
+        self._schema = trace_schema(pyarrow, self.rank, self.metadata)
         options = pyarrow.ipc.IpcWriteOptions(
-            compression="zstd", emit_dictionary_deltas=True, unify_dictionaries=False, use_threads=False
+            compression=self._compression, emit_dictionary_deltas=True, unify_dictionaries=False, use_threads=False
         )
-        self._stream = pyarrow.ipc.new_stream(pyarrow.PythonFile(self._sink, "w"), self._schema, options=options)
+        self._buffer = pyarrow.BufferedOutputStream(pyarrow.PythonFile(self._sink, "w"), _BUFFERED)
+        self._stream = pyarrow.ipc.new_stream(self._buffer, self._schema, options=options)
 
     def _flush(self, most: int | None) -> bool:
+        self._buffer.flush()
         raw = self._sink.getvalue()
         self._sink.seek(0)
         self._sink.truncate()
@@ -121,25 +144,29 @@ class TraceWriter:
 
     def _record_batch(self, batch: TraceBatch) -> Any:
         arrow = self._arrow
+        count = len(batch.seq)
         columns: list[Any] = []
         for name, kind in TRACE_FIELDS:
             if kind == "text":
-                texts = [text if text.isascii() else _encodable(text) for text in batch.texts[name]]
-                numbers = arrow.array(batch.numbers[name], arrow.int32())
-                column = arrow.DictionaryArray.from_arrays(numbers, arrow.array(texts, arrow.string()))
+                table = batch.texts[name]
+                texts = self._empty if table == _EMPTY else arrow.array([*map(_encodable, table)], arrow.string())
+                numbers = _numbers(arrow, batch.numbers[name])
+                column = arrow.DictionaryArray.from_arrays(numbers, texts, safe=False)
             elif kind == "digests":
-                digests = arrow.array(batch.digests, arrow.binary(16))
-                values = arrow.DictionaryArray.from_arrays(arrow.array(batch.parts, arrow.int32()), digests)
+                raw = arrow.py_buffer(b"".join(batch.digests))
+                digests = arrow.Array.from_buffers(arrow.binary(16), len(batch.digests), [None, raw])
+                values = arrow.DictionaryArray.from_arrays(_numbers(arrow, batch.parts), digests, safe=False)
                 column = arrow.ListArray.from_arrays(_offsets(arrow, batch.part_counts), values)
             elif kind == "int32-list":
-                values = arrow.array(batch.producers, arrow.int32())
-                column = arrow.ListArray.from_arrays(_offsets(arrow, batch.n_inputs), values)
+                column = arrow.ListArray.from_arrays(_offsets(arrow, batch.n_inputs), _numbers(arrow, batch.producers))
             elif kind == "digest":
-                column = arrow.array(batch.rng, arrow.binary(16))
+                binary = arrow.binary(16)
+                column = arrow.array(batch.rng, binary) if len(batch.rng) else arrow.nulls(count, binary)
             elif kind == "uint64-list":
-                column = arrow.array(batch.rows or [None] * len(batch.seq), arrow.list_(arrow.uint64()))
+                lists = arrow.list_(arrow.uint64())
+                column = arrow.array(batch.rows, lists) if len(batch.rows) else arrow.nulls(count, lists)
             else:
-                column = arrow.array(getattr(batch, name), arrow.int64() if kind == "int64" else arrow.int32())
+                column = _numbers(arrow, getattr(batch, name), np.int64 if kind == "int64" else np.int32)
             columns.append(column)
         return arrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -163,13 +190,13 @@ def trace_schema(arrow: Any, rank: int, metadata: Mapping[str, str]) -> Any:
     )
 
 
-def _offsets(arrow: Any, counts: Sequence[int]) -> Any:
-    offsets, total = [0], 0
-    for count in counts:
-        total += count
-        offsets.append(total)
-    return arrow.array(offsets, arrow.int32())
+def _numbers(arrow: Any, values: Sequence[int] | Numbers, kind: type = np.int32) -> Any:
+    return arrow.array(np.asarray(values, kind))
+
+
+def _offsets(arrow: Any, counts: Sequence[int] | Numbers) -> Any:
+    return _numbers(arrow, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))))
 
 
 def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -186,20 +186,30 @@ def _kernels(verdict: Verdict) -> Iterator[Row]:
     """What the operation launched, and the settings that choose it: what only one arm has, else what both launched."""
     for finding in verdict.of_kind("kernels"):
         a, b = (_kernel_names(finding.evidence.get(arm)) for arm in "ab")
+        settings = _settings(finding.evidence.get("settings"))
         if not a or not b:
-            yield Row("kernels", (finding.what,))
+            yield Row("kernels", (finding.what, *settings))
         elif a == b:
             launched = [name for name in dict.fromkeys(a) if " = " not in name]
-            yield Row(
-                "kernels", (f"the same in both arms: {_some(launched)}" if launched else "the same in both arms",)
-            )
+            same = f"the same in both arms: {_some(launched)}" if launched else "the same in both arms"
+            yield Row("kernels", (same, *settings))
         else:
             alone = [
                 (arm, [name for name in dict.fromkeys(own) if name not in other])
                 for arm, own, other in (("a", a, b), ("b", b, a))
             ]
             told = tuple(f"in arm {arm} alone: {_some(names)}" for arm, names in alone if names)
-            yield Row("kernels", told or ("the same in both arms, in another order or number",))
+            yield Row("kernels", (*(told or ("the same in both arms, in another order or number",)), *settings))
+
+
+def _settings(value: object) -> list[str]:
+    """`threads: 1 in arm a, 3 in arm b` of what differs between the arms, {name: [a, b]}."""
+    pairs = value.items() if isinstance(value, dict) else ()
+    return [f"{name}: {each[0]} in arm a, {each[1]} in arm b" for name, each in pairs if _is_pair(each)][:MAX_LISTED]
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
 
 
 def _kernel_names(value: object) -> list[str]:
@@ -220,9 +230,15 @@ def _causes(verdict: Verdict) -> Iterator[Row]:
             yield Row("or", tuple(facts))
             continue
         facts += [f"since {evidence['why']}"] if evidence.get("why") else []
-        yield Row("likely cause", tuple(facts))
+        yield Row("cause" if _is_confirmed(verdict) else "likely cause", tuple(facts))
         if evidence.get("confirm") and not verdict.of_kind("confirmed"):
             yield Row("to confirm", (str(evidence["confirm"]).rstrip("."),))
+
+
+def _is_confirmed(verdict: Verdict) -> bool:
+    """Whether something that was tried made the arms agree: what merely fits proves nothing."""
+    tried = [finding.evidence for finding in verdict.of_kind("confirmed")]
+    return any(each.get("identical") and each.get("identical") == each.get("of") for each in tried)
 
 
 def _confirmed(verdict: Verdict) -> Iterator[Row]:
@@ -246,7 +262,7 @@ def _reproduction(verdict: Verdict) -> Iterator[Row]:
         evidence = finding.evidence
         script, distinct, runs = (evidence.get(key) for key in ("script", "distinct", "runs"))
         said = str(evidence.get("text") or "")
-        if isinstance(distinct, int) and isinstance(runs, int) and runs:
+        if isinstance(distinct, int) and isinstance(runs, int) and runs and distinct:
             counted = f"{plural(distinct, 'distinct result')} in {plural(runs, 'run')}"
             said = f"does not reproduce alone: {counted}" if distinct == 1 else counted
         facts = f"{script}: {said or finding.what}" if script else said or finding.what
@@ -265,7 +281,8 @@ def _coverage(verdict: Verdict, experiment: ExperimentFile) -> Iterator[Row]:
     if coverage is None:
         return
     captured = window_in_words(verdict, experiment)
-    if captured and verdict.experiment != TRACE and verdict.verdict != "identical":
+    empty = [finding.evidence.get("events") for finding in verdict.of_kind("descent")][-1:] == [0]
+    if captured and not empty and verdict.experiment != TRACE and verdict.verdict != "identical":
         yield Row("captured", (captured,))
     texts, opaque = _texts(coverage.evidence.get("not_captured")), coverage.evidence.get("opaque")
     facts = texts[:MAX_LISTED] + ([f"and {len(texts) - MAX_LISTED:,} more"] if len(texts) > MAX_LISTED else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -208,3 +209,29 @@ def test_a_page_that_cannot_be_written_costs_no_verdict(stage: Stage, tmp_path: 
     shown = capsys.readouterr()
     assert shown.out.startswith("ORIGIN")
     assert "warning: " in shown.err
+
+
+def test_what_only_traces_is_called_traced_in_lists(stage: Stage, capsys: Captured) -> None:
+    stage.verdict = traced()[0]
+    assert main(["localize", "detrun.yaml"]) == 3  # the verdict of another kind of experiment than its folder's
+    assert "is no verdict on a localize" in capsys.readouterr().err
+    for command in ("list", "status"):
+        assert main([command]) == 0
+        shown = capsys.readouterr().out
+        assert "traced" in shown
+        assert "identical" not in shown
+
+
+def test_a_localizations_passes_are_shown_and_their_logs_found(stage: Stage, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["localize", "detrun.yaml"]) == 1
+    (folder,) = Archive(tmp_path / "archive").list()
+    made = make_experiment(tmp_path / "made")
+    shutil.copytree(made.folder.path, folder.pass_folder(1, "operators").path)
+    log = folder.pass_folder(1, "operators").attempt("b", 0).log(0)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("of the pass\n")
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    assert "pass 1-operators  no verdict yet" in capsys.readouterr().out
+    assert main(["logs", "--arm", "b", "--rank", "0"]) == 0
+    assert capsys.readouterr().out == "of the pass\n"

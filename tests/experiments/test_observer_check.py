@@ -81,7 +81,8 @@ def test_an_arm_without_records_repeats_nothing(tmp_path: Path) -> None:
 def one_pass(check: ObserverCheck, parts_at: int | None = None) -> Any:
     first = None if parts_at is None else SimpleNamespace(step=parts_at)
     place = SimpleNamespace(path=Path("passes/2-operators"))
-    return SimpleNamespace(place=place, observer=check, verdict=SimpleNamespace(first_divergence=first))
+    verdict = SimpleNamespace(first_divergence=first)
+    return SimpleNamespace(place=place, observer=check, verdict=verdict, broken=False)
 
 
 def test_a_trace_that_changed_the_run_is_not_verified() -> None:

@@ -303,3 +303,17 @@ def test_numbers_in_words() -> None:
     assert window({"level": 2, "steps": [1, 2], "ranks": None}, 4) == "level 2, steps 1 to 2, every rank"
     assert window({"level": 2, "steps": [1, 2], "ranks": [0, 2]}, 4) == "level 2, steps 1 to 2, ranks 0, 2"
     assert window({}, 4) == ""
+
+
+def test_settings_that_differ_stand_beside_the_kernels() -> None:
+    for a, b in ((["aten::sum"], ["aten::sum"]), (["aten::sum"], ["aten::sum", "aten::copy_"]), ([], [])):
+        kernels = finding("kernels", "other kernels in the arms", a=a, b=b, settings={"threads": ["1", "3"], "x": 4})
+        text = piped(verdict("diverged", [kernels], culprit()), experiment())
+        assert "threads: 1 in arm a, 3 in arm b" in text
+
+
+def test_a_script_that_did_not_run_counts_no_results() -> None:
+    broken = finding("reproduction", script="repro/x.py", distinct=0, runs=12, text="it did not run: no such operator")
+    text = piped(verdict("diverged", [broken], culprit()), experiment())
+    assert "repro/x.py: it did not run: no such operator" in text
+    assert "distinct" not in text

@@ -34,6 +34,7 @@ def install(session: Session, observer: Observer) -> None:
     session.muffle = tracer.local
     session.before_end.append(tracer.close)
     stack: ModeStack | None = None
+    scopes.names_operators = settings.level >= 4
     if settings.level >= 4:
         from detrun.recorder.trace.mode import OperatorMode
 

@@ -1,62 +1,77 @@
-"""What an event is while it happens, and until it is written."""
+"""What an event is while it happens."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from detrun.records.trace_row import EventKey
 
+if TYPE_CHECKING:
+    from detrun.recorder.trace.heads import Head
+
 
 class Draft:
-    """An event that is happening, and then a row that is not written yet. `inputs` and `outputs` are digests; a
-    tensor on a device stands for its own digest until the next flush. writers: an event a part of the inputs, by its
-    seq, or -1. texts: the words of the signature. marks: the flags."""
+    """An event that is happening. parts: the digests of its inputs and then of its outputs; a tensor on a device stands
+    for its own digest until the next flush. n_inputs: how many are inputs, known once the event began. writers: an
+    event a part of the inputs, by its seq, or -1. texts: the words of the signature. marks: the flags."""
 
     rng: bytes | None = None
     site = ""
     group = ""
     peer = -1
     rows: list[int] | None = None
-    flags = ""
-    signature = ""
-    seq = -1
-    complete = False
     marks: tuple[str, ...] = ()
 
-    def __init__(
-        self, kind: str, op: str, phase: str, scope: str, microbatch: int, step: int, occurrence: int, scalars: str
-    ) -> None:
-        self.kind = kind
-        self.op = op
-        self.phase = phase
-        self.scope = scope
-        self.microbatch = microbatch
+    def __init__(self, head: Head, step: int, occurrence: int, scalars: str) -> None:
+        self.head = head
         self.step = step
         self.occurrence = occurrence
         self.scalars = scalars
-        self.inputs: Any = []
-        self.outputs: Any = []
-        self.writers: Any = []
-        self.texts: Any = []
+        self.n_inputs = 0
+        self.seq = -1
+        self.complete = False
+        self.parts: list[Any] = []
+        self.writers: list[int] = []
+        self.texts: list[str] = []
 
     @property
-    def producers(self) -> list[int]:
-        """How many events ago each part of the inputs was last written, 0 where that is not known."""
-        seq = self.seq
-        return [seq - writer if writer >= 0 else 0 for writer in self.writers]
+    def op(self) -> str:
+        return self.head.op
+
+    @property
+    def phase(self) -> str:
+        return self.head.phase
+
+    @property
+    def scope(self) -> str:
+        return self.head.scope
+
+    @property
+    def microbatch(self) -> int:
+        return self.head.microbatch
+
+    @property
+    def inputs(self) -> list[Any]:
+        return self.parts[: self.n_inputs]
+
+    @property
+    def outputs(self) -> list[Any]:
+        return self.parts[self.n_inputs :]
 
     @property
     def key(self) -> EventKey:
-        return EventKey(self.step, self.microbatch, self.phase, self.scope, self.op, self.occurrence)
+        head = self.head
+        return EventKey(self.step, head.microbatch, head.phase, head.scope, head.op, self.occurrence)
 
 
 class Local(threading.local):
-    """What is each thread's own. muted: how deep in the recorder's own work it is. inside: the operator that a tensor
-    subclass is about to take apart."""
+    """What is each thread's own. muted: how deep in the recorder's own work it is. aside: how deep in what is a piece
+    of one event. inside: the operator that a tensor subclass is about to take apart."""
 
     muted = 0
+    aside = 0
     inside: Any = None
 
 

@@ -12,13 +12,16 @@ READ, REPLACED, CHANGED, PLAIN = "read", "replaced", "changed", "plain"
 
 
 class Facts(NamedTuple):
-    """name: "aten.mm.default". skip: no event at all. creator, grower: see `rules`. places, words: what is done to
-    each argument by position and by name: READ, REPLACED (written, not read), CHANGED (both), or PLAIN for one that
-    holds no tensor. writes: the written ones, as (position, name). fresh: which results are no written argument given
-    back. draws: whether it draws random numbers. silent: the argument (name, place) that makes it draw none if it is
-    0. router: which result says where something goes, -1 for none. functional: a collective whose result is there
-    only after its wait. scratch: which result has gaps that nothing writes, -1 for none."""
+    """func: the operator. call: what it calls. name: "aten.mm.default". skip: no event at all. creator, grower: see
+    `rules`. places, words: what is done to each argument by position and by name: READ, REPLACED (written, not read),
+    CHANGED (both), or PLAIN for one that holds no tensor. writes: the written ones, as (position, name). fresh: which
+    results are no written argument given back. draws: whether it draws random numbers. silent: the argument (name,
+    place) that makes it draw none if it is 0. router: which result says where something goes, -1 for none. functional:
+    a collective whose result is there only after its wait. scratch: which result has gaps that nothing writes, -1 for
+    none."""
 
+    func: Any
+    call: Any
     name: str
     skip: bool
     creator: bool
@@ -70,6 +73,8 @@ def facts_of(func: Any) -> Facts:
     partial, _ = rules.PARTIAL.get(packet, (-1, ""))
     scratch, _ = rules.SCRATCH.get(packet, (-1, ""))
     return Facts(
+        func=func,
+        call=func._op,
         name=name,
         skip=is_view or packet in rules.ALIASES or namespace in rules.SKIPPED_NAMESPACES,
         creator=packet in rules.CREATORS,

@@ -8,6 +8,7 @@ is remembered of a tensor's content: whoever asks gets what lies in memory now.
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -40,11 +41,12 @@ NO_MEMORY = "no-memory"
 
 class Layout:
     """What follows from dtype, shape and strides alone. text: as in a signature. read: makes a buffer of the memory at
-    an address, None where there is nothing to read. order: of the dimensions in memory, None for C's. dense: whether
-    memory order can be read. span: bytes from the first element to behind the last. nbytes: bytes that are the
-    tensor's. size: bytes of an element. simple: no complex numbers, no quantization. wide: integers of 64 bits."""
+    an address, None where there is nothing to read; quick: the same where that is the whole content. order: of the
+    dimensions in memory, None for C's. dense: whether memory order can be read. span: bytes from the first element to
+    behind the last. nbytes: bytes that are the tensor's. size: bytes of an element. simple: no complex numbers, no
+    quantization. wide: integers of 64 bits."""
 
-    __slots__ = ("dense", "nbytes", "order", "read", "simple", "size", "span", "text", "wide")
+    __slots__ = ("dense", "nbytes", "order", "quick", "read", "simple", "size", "span", "text", "wide")
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Layout:
         self.size = dtype.itemsize
         self.simple = not (dtype.is_complex or dtype in _QUANTIZED)
         self.wide = dtype in _WIDE
+        self.quick = read if dense and self.simple else None
 
 
 _QUANTIZED = frozenset(
@@ -105,20 +108,8 @@ class Fingerprints:
     def __init__(self) -> None:
         self.layouts: dict[Any, Layout] = {}
         """By (dtype, shape, strides)."""
-
-    def quick(self, tensor: Tensor, layout: Layout) -> bytes | None:
-        """The digest of a tensor of a type in PLAIN, read now, if it lies on the host and is as plain as nearly all
-        are; None leaves it to `parts`. layout: the tensor's own."""
-        read = layout.read
-        if read is None or not layout.simple or not tensor.is_cpu:
-            return None
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError:  # a stand-in, as in functorch and in functionalization
-            return None
-        if address == 0:
-            return None
-        return _digest(read(address)) if layout.dense else _digest_of_copy(tensor)
+        self.contiguous: dict[torch.dtype, dict[tuple[int, ...], Layout]] = defaultdict(dict)
+        """Of contiguous tensors, by dtype and shape: their strides need not be asked for."""
 
     def parts(self, tensor: Tensor) -> Sequence[Seen]:
         """The parts of a tensor of any kind in order, read now."""
@@ -135,7 +126,10 @@ class Fingerprints:
         if found is None:
             if len(self.layouts) >= _MOST_LAYOUTS:
                 self.layouts.clear()
+                self.contiguous.clear()
             found = self.layouts[key] = layout_of(key[0], tuple(key[1]), tuple(key[2]))
+            if tensor.is_contiguous():
+                self.contiguous[key[0]].setdefault(tuple(key[1]), found)
         return found
 
     def region(self, tensor: Tensor) -> tuple[int, int, int]:

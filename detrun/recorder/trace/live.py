@@ -73,7 +73,7 @@ class Live:
         other = self._others.get(draft.key)
         if other is None:
             return False
-        waiting = [part for part in (*draft.inputs, *draft.outputs) if type(part) is OnDevice]
+        waiting = [part for part in draft.parts if type(part) is OnDevice]
         if waiting:
             fingerprints.fetch(waiting)
         flagged = _flagged(other.flags) | set(_flags_of(draft))
@@ -150,4 +150,4 @@ def _flagged(flags: str) -> set[str]:
 
 
 def _flags_of(draft: Draft) -> set[str]:
-    return _flagged(draft.flags) | _flagged(",".join(draft.marks))
+    return _flagged(",".join(draft.marks))

@@ -34,7 +34,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.on = False
         self._tracer = tracer
-        self._facts: dict[Any, Facts] = {}
+        self._facts: dict[int, Facts] = {}
+        """By the identity of an operator, which each of them keeps alive."""
         self._local = tracer.local
 
     @classmethod
@@ -49,12 +50,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs is None:
             kwargs = {}
         local = self._local
-        if not self.on or local.muted or getattr(local, "aside", 0):
+        if not self.on or local.muted or local.aside:
             return func(*args, **kwargs)
         try:
-            facts = self._facts.get(func)
-            if facts is None:
-                facts = self._learn(func)
+            facts = self._facts.get(id(func)) or self._learn(func)
         except Exception as error:  # noqa: BLE001 - the program's run is worth more than its trace
             self._tracer.fail(error)
             return func(*args, **kwargs)
@@ -76,7 +75,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         draft = self._begin(func, facts, args, kwargs)
         try:
-            result = func(*args, **kwargs)
+            result = facts.call(*args, **kwargs)
         except BaseException:
             self._raised(draft)
             raise
@@ -85,13 +84,13 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _skipped(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
         tracer = self._tracer
-        tracer.skipped_views += 1
+        tracer.coverage.skipped_views += 1
         if tracer.sites is not None:
             try:
                 tracer.sites.note()  # its node of the graph may compute something in the backward pass
             except Exception as error:  # noqa: BLE001
                 tracer.fail(error)
-        return func(*args, **kwargs) if not facts.grower else self._grow(func, args, kwargs)
+        return facts.call(*args, **kwargs) if not facts.grower else self._grow(func, args, kwargs)
 
     def _raised(self, draft: Draft | None) -> None:
         """The operator raised: there is no event."""
@@ -108,8 +107,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
             self._tracer.not_captured(f"what is inside of {name}")
-            facts = Facts(name, False, False, False, (), {}, (), (), False, None, -1, False, False, False)
-        self._facts[func] = facts
+            facts = Facts(func, func, name, False, False, False, (), {}, (), (), False, None, -1, False, False, False)
+        self._facts[id(func)] = facts
         return facts
 
     def _wrapped(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
@@ -136,13 +135,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             replaced: list[object] = []
             plain: list[Any] = []
             for value, done in zip(args, facts.places, strict=False):
-                if done is READ or done is CHANGED:
-                    if type(value) in _NUMBERS:  # a number where the schema has a tensor
-                        plain.append(value)
-                    else:
-                        inputs.append(value)
-                elif done is PLAIN:
+                if done is PLAIN or type(value) in _NUMBERS:  # a number may be where the schema has a tensor
                     plain.append(value)
+                elif done is not REPLACED:
+                    inputs.append(value)
                 else:
                     replaced.append(value)
             named: dict[str, Any] = {}
@@ -180,7 +176,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     outputs.append(args[position])
                 elif name in kwargs:
                     outputs.append(kwargs[name])
-            if isinstance(result, Tensor):
+            if type(result) in PLAIN_TYPES or isinstance(result, Tensor):
                 if not outputs or not facts.fresh or facts.fresh[0]:
                     outputs.append(result)
             elif isinstance(result, (tuple, list)):
@@ -219,9 +215,15 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tracer.fail(error)
 
     def _grow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        plain = bool(args) and type(args[0]) in PLAIN_TYPES and not args[0].is_meta
+        try:
+            if plain:
+                self._tracer.producers.growing(args[0])
+        except Exception as error:  # noqa: BLE001
+            self._tracer.fail(error)
         result = func(*args, **kwargs)
         try:
-            if args and type(args[0]) in PLAIN_TYPES and not args[0].is_meta:
+            if plain:
                 self._tracer.producers.grown(args[0])
         except Exception as error:  # noqa: BLE001
             self._tracer.fail(error)

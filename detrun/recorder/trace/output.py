@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import add, attrgetter
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from detrun.recorder.trace.fingerprints import ALGORITHM, OnDevice
 from detrun.recorder.trace.rolling import Rolling
@@ -15,28 +20,38 @@ from detrun.records.trace_row import TRACE_FIELDS
 from detrun.records.trace_writer import TraceBatch, TraceWriter
 
 if TYPE_CHECKING:
-    from detrun.recorder.trace.draft import Draft
+    from detrun.recorder.trace.heads import Head
+    from detrun.recorder.trace.rows import Rows
 
+_OF_HEADS = ("phase", "scope", "op", "kind")
+_RARE = ("flags", "site", "group")
+_LONG = 4
+"""The level from which on a step's trace is long, and its size counts more than the time to begin a compression."""
 _TEXTS = tuple(name for name, kind in TRACE_FIELDS if kind == "text")
-_GET = {name: attrgetter(name) for name in _TEXTS}
-_GET_SEQ = attrgetter("seq")
-_GET_WRITERS = attrgetter("writers")
 
 Value = TypeVar("Value")
+Numbers = npt.NDArray[np.int32]
 
 
-class _Table(dict[Value, int]):
+class _Table(defaultdict[Value, int]):
     """Numbers values in the order in which they are asked for first. A step has thousands of them: hence no loop."""
 
-    def __missing__(self, value: Value) -> int:
-        number = self[value] = len(self)
-        return number
+    def __init__(self) -> None:
+        super().__init__(count().__next__)
+
+    def numbers(self, values: Iterable[Value]) -> Numbers:
+        return np.array([*map(self.__getitem__, values)], np.int32)
 
 
 class TraceOutput:
-    """The files of this rank's trace. Raises OSError and ImportError."""
+    """The files of this rank's trace. coordinates: gives the rank's place among the others, asked for when the first
+    rows are written, since the program may open the window before it has made its groups. Raises OSError and
+    ImportError."""
 
-    def __init__(self, attempt: Path, rank: int, settings: TraceSettings, coordinates: str = "{}") -> None:
+    def __init__(
+        self, attempt: Path, rank: int, settings: TraceSettings, coordinates: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self._coordinates = coordinates
         self._budget = settings.byte_budget
         self._writer = TraceWriter(
             attempt,
@@ -47,32 +62,26 @@ class TraceOutput:
                 "digest": ALGORITHM,
                 "scopes": None if settings.scopes is None else list(settings.scopes),
             },
-            metadata={"level": str(settings.level), "digest": ALGORITHM, "coordinates": coordinates},
+            metadata={"level": str(settings.level), "digest": ALGORITHM, "coordinates": "{}"},
+            compression="zstd" if settings.level >= _LONG else "lz4",
         )
         self.events = 0
         self.exhausted = False
         self._begin_step()
 
-    def write(self, rows: Sequence[Draft]) -> bool:
+    def write(self, rows: Rows) -> bool:
         """Append rows whose digests are all there. False once the byte budget is used up: then nothing more is
         written."""
         if self.exhausted or not rows:
             return not self.exhausted
-        batch, numbers, texts = self._batch(rows)
-        index = _FOR_THE_END + _A_SCOPE * len(texts["scope"])
+        if not self.events:
+            self._writer.metadata["coordinates"] = json.dumps(self._coordinates())
+        batch, places = self._batch(rows)
+        index = _FOR_THE_END + _A_SCOPE * len(batch.texts["scope"])
         if not self._writer.write_batch(batch, self._budget - index):
             self.exhausted = True
             return False
-        self._rolling.add(
-            numbers,
-            texts,
-            (list(batch.microbatch), list(batch.occurrence), list(batch.n_inputs)),
-            list(batch.parts),
-            list(batch.part_counts),
-            list(batch.digests),
-            list(batch.rng),
-            _flagged(rows),
-        )
+        self._rolling.add(batch, places)
         self._written += len(rows)
         self.events += len(rows)
         return True
@@ -100,55 +109,74 @@ class TraceOutput:
 
     def _begin_step(self) -> None:
         self._numbers: dict[str, _Table[str]] = {name: _Table() for name in _TEXTS}
+        self._heads: _Table[Head] = _Table()
+        self._of_heads = {name: np.zeros(0, np.int32) for name in (*_OF_HEADS, "microbatch")}
         self._digests: _Table[bytes] = _Table()
         self._rolling = Rolling()
         self._written = 0
         self._first_batch = self._writer.batches
 
-    def _batch(self, rows: Sequence[Draft]) -> tuple[TraceBatch, dict[str, list[int]], dict[str, list[str]]]:
-        numbers = {name: [*map(self._numbers[name].__getitem__, map(_GET[name], rows))] for name in _TEXTS}
-        digests = self._digests
-        sides = [side for row in rows for side in (row.inputs, row.outputs)]
-        parts = [*map(digests.__getitem__, chain.from_iterable(sides))]
-        counts = [*map(len, sides)]
-        seqs = [*map(_GET_SEQ, rows)]
-        producers = [
-            seq - writer if writer >= 0 else 0
-            for seq, writers in zip(seqs, map(_GET_WRITERS, rows), strict=True)
-            for writer in writers
-        ]
-        texts = {name: list(table) for name, table in self._numbers.items()}
+    def _batch(self, rows: Rows) -> tuple[TraceBatch, list[int]]:
+        """The rows, and the places in `parts` that are flagged."""
+        length = len(rows)
+        occurrences, signatures, scalars, sizes, inputs = zip(*rows.told, strict=True)
+        heads = self._heads.numbers(rows.heads)
+        self._learn_heads()
+        columns = {name: values[heads] for name, values in self._of_heads.items()}
+        numbers = {name: columns[name] for name in _OF_HEADS}
+        numbers["signature"] = self._numbers["signature"].numbers(signatures)
+        numbers["scalars"] = self._numbers["scalars"].numbers(scalars)
+        flags, flagged = rows.flags()
+        rare = {"flags": flags, "site": dict(rows.having("site", "")), "group": dict(rows.having("group", ""))}
+        for name in _RARE:
+            table = self._numbers[name]
+            numbers[name] = np.full(length, table[""], np.int32)
+            for at, text in rare[name].items():
+                numbers[name][at] = table[text]
+        n_inputs = np.array(inputs, np.int32)
+        seqs = np.arange(rows.first, rows.first + length)
+        writers = np.array(rows.writers, np.int64)
+        steps, peers = np.full(length, rows.step, np.int32), np.full(length, -1, np.int32)
+        for at, step in rows.having("step", rows.step):
+            steps[at] = step
+        for at, peer in rows.having("peer", -1):
+            peers[at] = peer
         batch = TraceBatch(
             seq=seqs,
-            step=[row.step for row in rows],
-            microbatch=[row.microbatch for row in rows],
-            occurrence=[row.occurrence for row in rows],
+            step=steps,
+            microbatch=columns["microbatch"],
+            occurrence=np.array(occurrences, np.int32),
             numbers=numbers,
-            texts=texts,
-            parts=parts,
-            part_counts=[*map(add, counts[::2], counts[1::2])],
-            n_inputs=counts[::2],
-            digests=list(digests),
-            producers=producers,
-            rng=[row.rng for row in rows],
-            peer=[row.peer for row in rows],
-            rows=[row.rows for row in rows],
+            texts={name: list(self._numbers[name]) for name in _TEXTS},
+            parts=self._digests.numbers(rows.parts),
+            part_counts=np.array(sizes, np.int32),
+            n_inputs=n_inputs,
+            digests=list(self._digests),
+            producers=np.where(writers >= 0, np.repeat(seqs, n_inputs) - writers, 0).astype(np.int32),
+            rng=_sparse(rows, "rng"),
+            peer=peers,
+            rows=_sparse(rows, "rows"),
         )
-        return batch, numbers, texts
+        return batch, flagged
+
+    def _learn_heads(self) -> None:
+        """Number the texts of the heads that are new."""
+        known = len(self._of_heads["op"])
+        new = list(self._heads)[known:]
+        for name in _OF_HEADS:
+            added = self._numbers[name].numbers(map(attrgetter(name), new))
+            self._of_heads[name] = np.concatenate((self._of_heads[name], added))
+        values = np.array([head.microbatch for head in new], np.int32)
+        self._of_heads["microbatch"] = np.concatenate((self._of_heads["microbatch"], values))
 
 
-def _flagged(rows: Sequence[Draft]) -> list[int]:
-    """Places in the list of all parts of these rows that are flagged."""
-    found: list[int] = []
-    first = 0
-    for row in rows:
-        if row.flags:
-            for flag in row.flags.split(","):
-                name = flag.partition(":")[0]
-                index = int(name[1:])
-                found.append(first + index + (len(row.inputs) if name[0] == "o" else 0))
-        first += len(row.inputs) + len(row.outputs)
-    return found
+def _sparse(rows: Rows, name: str) -> list[Any]:
+    """A column that most events have no value of; empty where none has."""
+    values = dict(rows.having(name, None))
+    column: list[Any] = [None] * len(rows) if values else []
+    for at, value in values.items():
+        column[at] = value
+    return column
 
 
 _FOR_THE_END = 4096
@@ -156,12 +184,11 @@ _A_SCOPE = 100
 """Bytes of the budget that are left for the last lines of the index: for the end, and for each scope of a step."""
 
 
-def fetch_digests(rows: Sequence[Draft], fetch: Any) -> None:
+def fetch_digests(parts: list[Any], fetch: Callable[[Iterable[OnDevice]], None]) -> None:
     """Put the digests in place that were still on a device."""
-    waiting = [part for row in rows for side in (row.inputs, row.outputs) for part in side if type(part) is OnDevice]
-    if not waiting:
+    if OnDevice not in set(map(type, parts)):
         return
-    fetch(waiting)
-    for row in rows:
-        row.inputs = [part.digest if type(part) is OnDevice else part for part in row.inputs]
-        row.outputs = [part.digest if type(part) is OnDevice else part for part in row.outputs]
+    waiting = {at: part for at, part in enumerate(parts) if type(part) is OnDevice}
+    fetch(waiting.values())
+    for at, part in waiting.items():
+        parts[at] = part.digest

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_weak_ref = torch.UntypedStorage._weak_ref
+weak_ref = torch.UntypedStorage._weak_ref
 _free_weak_ref = torch.UntypedStorage._free_weak_ref
 _expired = torch.UntypedStorage._expired
 
@@ -21,26 +21,23 @@ _MOST_REGIONS = 4096
 
 
 class Storage:
-    """What is known of one storage. whole: seq of the event that wrote all of it last, if nothing wrote a part of it
-    since; None else. regions: where `whole` is None, (first byte, byte behind the last, seq of the event that wrote
-    it), in no order, without overlap. blank: whether it was reserved without content; then what no region covers is
-    uninitialized. scattered: bytes of it written through views with gaps. pending: called before its content is used
-    or replaced: what an event in flight writes. mark: a flag for whatever reads it."""
+    """What is known of one storage of which more is known than that one event wrote all of it last. whole: seq of the
+    event that did, if nothing wrote a part of it since; None else. regions: where `whole` is None, (first byte, byte
+    behind the last, seq of the event that wrote it), in no order, without overlap. blank: whether it was reserved
+    without content; then what no region covers is uninitialized. scattered: bytes of it written through views with
+    gaps. pending: called before its content is used or replaced: what an event in flight writes. mark: a flag for
+    whatever reads it."""
 
-    __slots__ = ("blank", "mark", "pending", "ref", "regions", "scattered", "size", "whole")
+    __slots__ = ("blank", "mark", "pending", "regions", "scattered", "size", "whole")
 
-    def __init__(self, storage: Any) -> None:
-        self.ref = _weak_ref(storage)
-        self.size: int = storage.nbytes()
-        self.whole: int | None = None
+    def __init__(self, size: int, whole: int | None = None) -> None:
+        self.size = size
+        self.whole = whole
         self.regions: list[tuple[int, int, int]] = []
         self.blank = False
         self.scattered = 0
         self.pending: Callable[[], None] | None = None
         self.mark = ""
-
-    def __del__(self) -> None:
-        _free_weak_ref(self.ref)  # type: ignore[no-untyped-call]
 
     def writer(self, low: int, high: int) -> int:
         """seq of the last event that wrote into this region, -1 if none is known."""
@@ -84,35 +81,53 @@ class Storage:
 
 
 class Producers:
-    """All storages that an event of the window wrote."""
+    """All storages that an event of the window wrote, by the identity of an untyped storage, its `_cdata`."""
 
     def __init__(self) -> None:
+        self.whole: dict[int, int] = {}
+        """seq of the event that last wrote all of a storage of which nothing else is known: nearly all of them."""
         self.storages: dict[int, Storage] = {}
-        """By the identity of an untyped storage, its `_cdata`."""
+        """The others."""
+        self.refs: dict[int, Any] = {}
+        """Weak references to all of these: as long as there is one, no other storage has the identity."""
 
     def find(self, storage: Any) -> Storage | None:
-        """What is known of an untyped storage."""
-        return self.storages.get(storage._cdata)
+        """What is known of an untyped storage, None if nothing."""
+        identity = storage._cdata
+        known = self.storages.get(identity)
+        if known is None and identity in self.whole:
+            return Storage(storage.nbytes(), self.whole[identity])
+        return known
 
     def wrote(self, storage: Any, low: int, high: int, seq: int, nbytes: int, mark: str = "") -> None:
         """An event (seq; −1 for one that is not recorded) wrote `nbytes` bytes between low and high."""
-        known = self.storages.get(storage._cdata)
-        if known is None:
-            known = self.storages[storage._cdata] = Storage(storage)
+        known = self._known(storage)
         known.mark = mark
         if nbytes < high - low:
             self._scattered(known, low, high, seq, nbytes)
         else:
             known.write(low, high, seq)
+        if known.whole is not None and known.pending is None and not known.mark:
+            identity = storage._cdata
+            del self.storages[identity]
+            self.whole[identity] = known.whole
 
     def reserved(self, tensor: Tensor) -> None:
         """The storage of this tensor was made without content."""
         storage = tensor.untyped_storage()
-        known = self.storages[storage._cdata] = Storage(storage)
+        self._refer(storage)
+        self.whole.pop(storage._cdata, None)
+        known = self.storages[storage._cdata] = Storage(storage.nbytes())
         known.blank = known.size > 0
 
+    def growing(self, tensor: Tensor) -> None:
+        """The storage of this tensor is about to be given more room."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.whole:
+            self._known(storage)
+
     def grown(self, tensor: Tensor) -> None:
-        """The storage of this tensor may have been given more room."""
+        """It may have been given more room."""
         storage = tensor.untyped_storage()
         known = self.storages.get(storage._cdata)
         size = storage.nbytes()
@@ -127,10 +142,7 @@ class Producers:
 
     def pending(self, storage: Any, settle: Callable[[], None]) -> None:
         """Something in flight writes this storage: call `settle` before its content is looked at or replaced."""
-        known = self.storages.get(storage._cdata)
-        if known is None:
-            known = self.storages[storage._cdata] = Storage(storage)
-        known.pending = settle
+        self._known(storage).pending = settle
 
     def settle(self, storage: Any) -> None:
         """Its content is about to be looked at or replaced."""
@@ -141,11 +153,32 @@ class Producers:
 
     def purge(self) -> None:
         """Forget the storages that are gone."""
-        for key in [key for key, known in self.storages.items() if _expired(known.ref)]:
-            del self.storages[key]
+        refs, whole, storages = self.refs, self.whole, self.storages
+        for identity in [identity for identity, ref in refs.items() if _expired(ref)]:
+            _free_weak_ref(refs.pop(identity))  # type: ignore[no-untyped-call]
+            if whole.pop(identity, None) is None:
+                storages.pop(identity, None)
 
     def clear(self) -> None:
+        for ref in self.refs.values():
+            _free_weak_ref(ref)  # type: ignore[no-untyped-call]
+        self.refs.clear()
+        self.whole.clear()
         self.storages.clear()
+
+    def _known(self, storage: Any) -> Storage:
+        """What is known of it, or the beginning of it."""
+        identity = storage._cdata
+        known = self.storages.get(identity)
+        if known is None:
+            self._refer(storage)
+            known = self.storages[identity] = Storage(storage.nbytes(), self.whole.pop(identity, None))
+        return known
+
+    def _refer(self, storage: Any) -> None:
+        identity = storage._cdata
+        if identity not in self.refs:
+            self.refs[identity] = weak_ref(storage)
 
     def _scattered(self, known: Storage, low: int, high: int, seq: int, nbytes: int) -> None:
         """Written with gaps: who wrote it is known for the whole, that it was written only once all of it must be."""

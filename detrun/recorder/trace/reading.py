@@ -16,7 +16,8 @@ from detrun.fingerprint.tensors import PLAIN
 from detrun.recorder.trace import pointers
 from detrun.recorder.trace.draft import Draft
 from detrun.recorder.trace.fingerprints import Fingerprints
-from detrun.recorder.trace.producers import Producers, Storage
+from detrun.recorder.trace.fingerprints import digest_of_bytes as _digest
+from detrun.recorder.trace.producers import Producers, weak_ref
 from detrun.records.trace_row import NO_CONTENT
 
 IN_FLIGHT = "in-flight"
@@ -30,53 +31,103 @@ class Reading:
     def __init__(self) -> None:
         self.producers = Producers()
         self.fingerprints = Fingerprints()
+        self._contiguous = self.fingerprints.contiguous
         self._layouts = self.fingerprints.layouts
-        self._quick = self.fingerprints.quick
-        self._storages = self.producers.storages
 
-    def take_input(self, draft: Draft, value: object) -> None:
-        """Add what an event is given: a tensor, None for one that is absent, lists and tuples of these."""
-        if type(value) not in PLAIN:
-            if isinstance(value, (list, tuple)):
-                for each in value:
-                    self.take_input(draft, each)
-            elif value is None:
-                draft.texts.append("-")
-            elif isinstance(value, Tensor):
-                self._take_odd_input(draft, value)
-            return
-        tensor: Any = value
-        try:
-            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
-            digest = self._quick(tensor, layout)
-        except (KeyError, RuntimeError):  # seen for the first time, or without strides
-            digest = None
-        if digest is None:
-            self._take_odd_input(draft, tensor)
-            return
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        draft.texts.append(layout.text)
-        if known is None:
-            writer = -1
-        elif known.whole is not None and known.pending is None and not known.mark:
-            writer = known.whole
-        else:
-            self._take_odd_input(draft, tensor, told=True)
-            return
-        if layout.wide and pointers.suspicious(tensor):
-            draft.marks = (*draft.marks, f"i{len(draft.inputs)}:pointers")
-        draft.inputs.append(digest)
-        draft.writers.append(writer)
+    def take_inputs(self, draft: Draft, values: Iterable[object]) -> None:
+        """Add what an event is given: tensors, None for one that is absent, lists and tuples of these."""
+        contiguous, whole, storages = self._contiguous, self.producers.whole, self.producers.storages
+        parts, writers, texts = draft.parts, draft.writers, draft.texts
+        tensor: Any
+        for tensor in values:
+            if type(tensor) not in PLAIN:
+                self._take_other_input(draft, tensor)
+                continue
+            try:
+                layout = (
+                    contiguous[tensor.dtype][tensor.shape]
+                    if tensor.is_contiguous()
+                    else self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
+                )
+                if not tensor.is_cpu or layout.quick is None:
+                    raise KeyError
+                address = tensor.data_ptr()
+                identity = tensor.untyped_storage()._cdata
+            except (KeyError, RuntimeError):  # seen for the first time, or nothing to be read in a hurry
+                self._take_odd_input(draft, tensor)
+                continue
+            writer = whole.get(identity, -1)
+            if address == 0 or (writer < 0 and identity in storages):
+                self._take_odd_input(draft, tensor)
+                continue
+            texts.append(layout.text)
+            if layout.wide and pointers.suspicious(tensor):
+                draft.marks = (*draft.marks, f"i{len(parts)}:pointers")
+            parts.append(_digest(layout.quick(address)))
+            writers.append(writer)
 
-    def _take_odd_input(self, draft: Draft, tensor: Tensor, told: bool = False) -> None:
-        """One that is not plain, or of whose storage more is known than who wrote it. told: its text is there."""
+    def take_outputs(self, draft: Draft, values: Iterable[object], seq: int, mark: str = "") -> None:
+        """Add what an event wrote or returned, as `take_inputs`. seq: the event's place. mark: a flag for all of it."""
+        contiguous, whole, refs = self._contiguous, self.producers.whole, self.producers.refs
+        parts, texts = draft.parts, draft.texts
+        tensor: Any
+        for tensor in values:
+            if mark or type(tensor) not in PLAIN:
+                self._take_other_output(draft, tensor, seq, mark)
+                continue
+            try:
+                layout = (
+                    contiguous[tensor.dtype][tensor.shape]
+                    if tensor.is_contiguous()
+                    else self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
+                )
+                if not tensor.is_cpu or layout.quick is None:
+                    raise KeyError
+                address = tensor.data_ptr()
+                storage = tensor.untyped_storage()
+            except (KeyError, RuntimeError):
+                self._take_odd_output(draft, tensor, seq, mark)
+                continue
+            if address == 0:
+                self._take_odd_output(draft, tensor, seq, mark)
+                continue
+            texts.append(layout.text)
+            identity = storage._cdata
+            if layout.nbytes == storage.nbytes() and (identity in whole or identity not in refs):
+                whole[identity] = seq
+                if identity not in refs:
+                    refs[identity] = weak_ref(storage)
+            else:
+                low = tensor.storage_offset() * layout.size
+                self.producers.wrote(storage, low, low + layout.span, seq, layout.nbytes)
+            if layout.wide and pointers.suspicious(tensor):
+                draft.marks = (*draft.marks, f"o{len(parts) - draft.n_inputs}:pointers")
+            parts.append(_digest(layout.quick(address)))
+
+    def _take_other_input(self, draft: Draft, value: object) -> None:
+        if isinstance(value, (list, tuple)):
+            self.take_inputs(draft, value)
+        elif value is None:
+            draft.texts.append("-")
+        elif isinstance(value, Tensor):
+            self._take_odd_input(draft, value)
+
+    def _take_other_output(self, draft: Draft, value: object, seq: int, mark: str) -> None:
+        if isinstance(value, (list, tuple)):
+            self.take_outputs(draft, value, seq, mark)
+        elif value is None:
+            draft.texts.append("-")
+        elif isinstance(value, Tensor):
+            self._take_odd_output(draft, value, seq, mark)
+
+    def _take_odd_input(self, draft: Draft, tensor: Tensor) -> None:
+        """One that is not plain, or of whose storage more is known than who wrote it."""
         producers = self.producers
         storage = storage_of(tensor)
         if storage is not None:
             producers.settle(storage)
         for text, digest, storage, low, high, _, mark in self.fingerprints.parts(tensor):
-            if not told:
-                draft.texts.append(text)
+            draft.texts.append(text)
             writer = -1
             known = producers.find(storage) if storage is not None else None
             if known is not None:
@@ -89,45 +140,9 @@ class Reading:
             if not mark and "int64" in text and pointers.suspicious(tensor):
                 mark = "pointers"
             if mark:
-                draft.marks = (*draft.marks, f"i{len(draft.inputs)}:{mark}")
-            draft.inputs.append(digest)
+                draft.marks = (*draft.marks, f"i{len(draft.parts)}:{mark}")
+            draft.parts.append(digest)
             draft.writers.append(writer)
-
-    def take_output(self, draft: Draft, value: object, seq: int, mark: str = "") -> None:
-        """Add what an event wrote or returned. seq: the event's place. mark: a flag for all of it."""
-        if type(value) not in PLAIN:
-            if isinstance(value, (list, tuple)):
-                for each in value:
-                    self.take_output(draft, each, seq, mark)
-            elif value is None:
-                draft.texts.append("-")
-            elif isinstance(value, Tensor):
-                self._take_odd_output(draft, value, seq, mark)
-            return
-        tensor: Any = value
-        try:
-            layout = self._layouts[tensor.dtype, tensor.shape, tensor.stride()]
-            digest = None if mark else self._quick(tensor, layout)
-        except (KeyError, RuntimeError):
-            digest = None
-        if digest is None:
-            self._take_odd_output(draft, tensor, seq, mark)
-            return
-        draft.texts.append(layout.text)
-        storage = tensor.untyped_storage()
-        identity = storage._cdata
-        known = self._storages.get(identity)
-        if known is None:
-            known = self._storages[identity] = Storage(storage)
-        if layout.nbytes == known.size:
-            known.whole = seq
-            known.mark = ""
-        else:
-            low = tensor.storage_offset() * layout.size
-            self.producers.wrote(storage, low, low + layout.span, seq, layout.nbytes)
-        if layout.wide and pointers.suspicious(tensor):
-            draft.marks = (*draft.marks, f"o{len(draft.outputs)}:pointers")
-        draft.outputs.append(digest)
 
     def _take_odd_output(self, draft: Draft, tensor: Tensor, seq: int, mark: str) -> None:
         for text, digest, storage, low, high, nbytes, own in self.fingerprints.parts(tensor):
@@ -138,8 +153,8 @@ class Reading:
             if not flag and "int64" in text and pointers.suspicious(tensor):
                 flag = "pointers"
             if flag:
-                draft.marks = (*draft.marks, f"o{len(draft.outputs)}:{flag}")
-            draft.outputs.append(digest)
+                draft.marks = (*draft.marks, f"o{len(draft.parts) - draft.n_inputs}:{flag}")
+            draft.parts.append(digest)
 
     def wrote(self, tensor: Tensor) -> None:
         """Something that is no event wrote this tensor."""

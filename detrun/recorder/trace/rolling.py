@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,9 @@ import numpy.typing as npt
 from detrun.fingerprint.byte_digest import ByteHasher
 from detrun.fingerprint.keys import splitmix64
 from detrun.recorder.trace.fingerprints import digest_of_bytes
+
+if TYPE_CHECKING:
+    from detrun.records.trace_writer import TraceBatch
 
 Words = npt.NDArray[np.uint64]
 
@@ -29,70 +34,63 @@ class Rolling:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, int] = {}
-        self._hashes: dict[str, list[int]] = {name: [] for name in _TEXTS}
-        self._digests: list[bytes] = []
+        self._sums: Words = np.zeros(0, np.uint64)
+        self._scopes: Sequence[str] = ()
+        self._hashes: dict[str, Words] = {name: np.zeros(0, np.uint64) for name in _TEXTS}
         self._words: Words = np.zeros((0, 2), np.uint64)
 
-    def add(
-        self,
-        numbers: dict[str, list[int]],
-        texts: dict[str, list[str]],
-        small: tuple[list[int], list[int], list[int]],
-        parts: list[int],
-        counts: list[int],
-        digests: list[bytes],
-        rng: list[bytes | None],
-        flagged: list[int],
-    ) -> None:
-        """Add rows given in columns: numbers into `texts` by name, (microbatch, occurrence, inputs), numbers into
-        `digests` one row behind the other, with how many a row has. flagged: places in `parts` that do not count.
-        Tables only ever grow at their end until `finish`."""
-        rows = len(counts)
+    def add(self, batch: TraceBatch, flagged: Sequence[int]) -> None:
+        """Add the rows of a batch. flagged: places in `parts` that do not count. The tables of the batches only ever
+        grow at their end until `finish`."""
+        rows = len(batch.seq)
         if not rows:
             return
         with np.errstate(over="ignore"):
             own: Words = np.zeros(rows, np.uint64)
-            for key, column in zip(_ONE, small, strict=False):
-                own += np.array(column, np.uint64) * key
+            for key, column in zip(_ONE, (batch.microbatch, batch.occurrence, batch.n_inputs), strict=False):
+                own += np.asarray(column).astype(np.uint64) * key
             for key, name in zip(_ONE[3:], _TEXTS, strict=False):
-                own += self._of_texts(name, texts[name])[numbers[name]] * key
-            for row, state in enumerate(rng):
+                hashes = self._of_texts(name, batch.texts[name]) * key
+                own += hashes if len(hashes) == 1 else hashes[batch.numbers[name]]
+            for row, state in enumerate(batch.rng):
                 if state is not None:
                     own[row] += np.uint64(int.from_bytes(state[:8], "little")) * _ONE[12]
-            own += self._of_parts(parts, counts, digests, flagged)
+            own += self._of_parts(batch, flagged)
             own = _mixed(own)
-        sums = self._sums
-        for scope, value in zip(numbers["scope"], own.tolist(), strict=True):
-            name = texts["scope"][scope]
-            sums[name] = sums.get(name, 0) + value
+            self._scopes = batch.texts["scope"]
+            new = np.zeros(len(self._scopes) - len(self._sums), np.uint64)
+            self._sums = np.concatenate((self._sums, new))
+            np.add.at(self._sums, batch.numbers["scope"], own)
 
     def finish(self) -> tuple[str, dict[str, str]]:
         """(32 hex digits for the step, 16 for each scope)."""
         whole = ByteHasher()
         scopes = {}
-        for scope in sorted(self._sums):
-            text = f"{self._sums[scope] & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+        for scope, value in sorted(zip(self._scopes, self._sums.tolist(), strict=True)):
+            text = f"{value:016x}"
             whole.feed_text(scope)
             whole.feed_text(text)
             scopes[scope] = text
         return whole.raw().hex(), scopes
 
-    def _of_texts(self, name: str, table: list[str]) -> Words:
-        hashes = self._hashes[name]
-        hashes += [_hash(text) for text in table[len(hashes) :]]
-        return np.array(hashes, np.uint64)
+    def _of_texts(self, name: str, table: Sequence[str]) -> Words:
+        known = self._hashes[name]
+        if len(known) < len(table):
+            new = np.array([_hash(text) for text in table[len(known) :]], np.uint64)
+            known = self._hashes[name] = np.concatenate((known, new))
+        return known
 
-    def _of_parts(self, parts: list[int], counts: list[int], digests: list[bytes], flagged: list[int]) -> Words:
+    def _of_parts(self, batch: TraceBatch, flagged: Sequence[int]) -> Words:
+        digests = batch.digests
         if len(self._words) < len(digests):
             new = np.frombuffer(b"".join(digests[len(self._words) :]), "<u8").reshape(-1, 2).astype(np.uint64)
             self._words = np.concatenate((self._words, new))
-        sizes = np.array(counts, np.int64)
+        sizes = np.asarray(batch.part_counts).astype(np.int64)
         ends = sizes.cumsum()
-        if not parts:
-            return np.zeros(len(counts), np.uint64)
-        place = np.arange(len(parts)) - np.repeat(ends - sizes, sizes)
-        words = self._words[parts]
+        if not len(batch.parts):
+            return np.zeros(len(sizes), np.uint64)
+        place = np.arange(len(batch.parts)) - np.repeat(ends - sizes, sizes)
+        words = self._words[batch.parts]
         if flagged:
             words[flagged] = 0
         turn, slot = np.divmod(place, _PLACES)
@@ -104,6 +102,7 @@ class Rolling:
         return sums
 
 
+@lru_cache(maxsize=65_536)
 def _hash(text: str) -> int:
     return int.from_bytes(digest_of_bytes(text.encode("utf-8", "backslashreplace"))[:8], "little")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,15 @@ def rows_of(tensor: Tensor, *, asked: bool) -> list[int] | None:
         packed[row] if packed and fits[row] else _digest(raw[row * width : (row + 1) * width]) | _HASHED
         for row in range(rows)
     ]
+
+
+def rows_among(outputs: Sequence[object], router: int, *, asked: bool) -> list[int] | None:
+    """The same of the output at the place `router`, or of the first one if rows were asked for."""
+    found = None
+    for place, value in enumerate(outputs):
+        if (place == router or (asked and place == 0)) and isinstance(value, Tensor):
+            found = rows_of(value, asked=asked)
+    return found
 
 
 def _packed(raw: bytes, kind: Any, rows: int, columns: int) -> tuple[list[int], list[bool]]:

@@ -26,6 +26,7 @@ Place = tuple[str, str, int]
 """(phase, scope, micro-batch)."""
 
 _sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_thread = threading.get_ident
 _current_node = torch._C._current_autograd_node
 _NO_NUMBER = 1 << 62
 """Nodes that are never made anew, those that add to a leaf's gradient, all have a number above this."""
@@ -65,7 +66,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.stack: list[Place] = []
         self.marks = _Marks()
-        self.optimizers: list[tuple[Optimizer, dict[int, tuple[Tensor, str]]]] = []
+        self.optimizers: list[tuple[Optimizer, dict[int, tuple[weakref.ref[Tensor], str]]]] = []
         self.parameter = ""
         self.last: tuple[int, tuple[str, int]] | None = None
 
@@ -75,6 +76,8 @@ class Scopes:
 
     def __init__(self) -> None:
         self.active = False
+        self.names_operators = True
+        """Whether operators inside an optimizer are looked at, so that it matters whose tensors are whose."""
         self.microbatch = 0
         self.root_begins: Callable[[nn.Module], None] | None = None
         """Told of every call of a module from outside any other, before it counts as a micro-batch."""
@@ -119,7 +122,9 @@ class Scopes:
         else:
             place = ("recompute", self.name(module), self._of_node(node)[1])
         stack.append(place)
-        local.marks.add(place[1], place[2])
+        marks = local.marks
+        marks.numbers.append(_sequence())
+        marks.infos.append((place[1], place[2]))
 
     def leave(self) -> None:
         """The module entered last returned, or raised."""
@@ -128,7 +133,9 @@ class Scopes:
         if stack:
             stack.pop()
             top = stack[-1] if stack else ("", "", self.microbatch)
-            local.marks.add(top[1], top[2])
+            marks = local.marks
+            marks.numbers.append(_sequence())
+            marks.infos.append((top[1], top[2]))
 
     def push(self, phase: str, scope: str, microbatch: int) -> None:
         """What happens on this thread until `leave` belongs there: for a recomputation that is no module."""
@@ -138,7 +145,7 @@ class Scopes:
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the one that trains. Nothing there counts as a micro-batch: which of
         several threads comes first is chance."""
-        return threading.get_ident() != self._trains
+        return _thread() != self._trains
 
     def made_elsewhere(self, result: Any, given: Any, since: int, place: Place) -> None:
         """Another thread made `result` from `given`. Its nodes of the graph have numbers of that thread's own, from
@@ -158,18 +165,16 @@ class Scopes:
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         local = self._local
         local.optimizers = [each for each in local.optimizers if each[0] is not optimizer]
-        names: dict[int, tuple[Tensor, str]] = {}
-        for group in optimizer.param_groups:
+        names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        for group in optimizer.param_groups if self.names_operators else ():
             for parameter in group["params"]:
                 owner = self._owners.get(id(parameter))
                 name = owner[2] if owner is not None and owner[0]() is parameter else ""
-                names[id(parameter)] = (parameter, name)
-                if parameter.grad is not None:
-                    names[id(parameter.grad)] = (parameter, name)
                 state = optimizer.state.get(parameter)
-                if isinstance(state, dict):
-                    values = (value for value in state.values() if isinstance(value, Tensor))
-                    names.update((id(value), (parameter, name)) for value in values)
+                values = state.values() if isinstance(state, dict) else ()
+                for value in (parameter, parameter.grad, *values):
+                    if isinstance(value, Tensor):
+                        names[id(value)] = (weakref.ref(value), name)
         local.optimizers.append((optimizer, names))
         local.parameter = ""
 
@@ -213,7 +218,7 @@ class Scopes:
         return ("backward", scope, microbatch)
 
     def _note_tensors(self, local: _Local, *given: Sequence[object]) -> None:
-        optimizer, names = local.optimizers[-1]
+        names = local.optimizers[-1][1]
         for tensors in given:
             for each in tensors:
                 if isinstance(each, (list, tuple)):
@@ -222,7 +227,7 @@ class Scopes:
                         return
                     each = each[0]
                 known = names.get(id(each))
-                if known is not None and _belongs(each, known[0], optimizer):
+                if known is not None and known[0]() is each:  # another one may have the number of one that is gone
                     local.parameter = known[1]
                     return
 
@@ -303,7 +308,7 @@ def install(scopes: Scopes, counts: Callable[[nn.Module], bool], guard: Callable
             return original(self, *args, **kwargs)
         local = scopes._local
         outermost = not local.stack and _current_node() is None
-        elsewhere = scopes.active and scopes.is_elsewhere() and _current_node() is None
+        elsewhere = scopes.active and _thread() != scopes._trains and _current_node() is None
         if elsewhere and outermost:
             if not torch.is_grad_enabled() or not counts(self):
                 return original(self, *args, **kwargs)  # a thread of its own business, that loads or looks at data
@@ -372,15 +377,6 @@ def apart(
                 scopes.thread_ends()
 
     return part
-
-
-def _belongs(tensor: object, parameter: Tensor, optimizer: Optimizer) -> bool:
-    """Whether a tensor is a parameter, its gradient or of its state: another one may have the number that a gradient
-    had which is gone."""
-    if tensor is parameter or tensor is parameter.grad:
-        return True
-    state = optimizer.state.get(parameter)
-    return isinstance(state, dict) and any(value is tensor for value in state.values())
 
 
 def _plain(dotted: str, root: nn.Module) -> str:

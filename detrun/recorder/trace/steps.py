@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from detrun.fingerprint.tensors import PLAIN
 from detrun.recorder.trace.leaves import keep_begin, keep_end, leaves_of, tensors_of
 
 if TYPE_CHECKING:
@@ -108,9 +109,14 @@ class Steps:
             return
         try:
             begun = {id(parameter) for _, parameter, _ in self._open}
-            for parameter in _parameters(optimizer):
-                if parameter.grad is not None and id(parameter) not in begun:
-                    self._begins(optimizer, parameter, [parameter.grad, parameter])
+            self._begin(
+                optimizer,
+                [
+                    (parameter, [gradient, parameter])
+                    for parameter in _parameters(optimizer)
+                    if (gradient := parameter.grad) is not None and id(parameter) not in begun
+                ],
+            )
         except Exception as error:  # noqa: BLE001 - as above
             tracer.fail(error)
 
@@ -125,25 +131,29 @@ class Steps:
                     self._reads(parameter)
                 return
             if callable(_closure(args, kwargs)):  # forward and backward ran inside: these gradients are the used ones
-                for parameter in _parameters(optimizer):
-                    if parameter.grad is not None:
-                        self._begins(optimizer, parameter, [parameter.grad])
+                gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
+                self._begin(optimizer, [(parameter, [grad]) for parameter, grad in gradients if grad is not None])
             mine = [entry for entry in self._open if entry[2] is optimizer]
             self._open = [entry for entry in self._open if entry[2] is not optimizer]
             for draft, parameter, _ in mine:
-                outputs = [parameter, *tensors_of(optimizer.state.get(parameter))]
+                outputs = [parameter, *_moments(optimizer.state.get(parameter))]
                 tracer.end(draft, outputs)
                 keep_end(tracer, draft, outputs)
         except Exception as error:  # noqa: BLE001 - as above
             tracer.fail(error)
 
-    def _begins(self, optimizer: Optimizer, parameter: Tensor, inputs: list[Tensor]) -> None:
-        draft = self.tracer.begin(
-            "optimizer", type(optimizer).__name__, inputs, phase="optimizer", scope=self._name(parameter)
-        )
-        if draft is not None:
-            keep_begin(self.tracer, draft, inputs)
-            self._open.append((draft, parameter, optimizer))
+    def _begin(self, optimizer: Optimizer, events: list[tuple[Tensor, list[Tensor]]]) -> None:
+        """An event for each of these parameters, with its inputs."""
+        tracer, op = self.tracer, type(optimizer).__name__
+        if tracer.local.muted:
+            return
+        microbatch = tracer.scopes.here()[2]
+        for parameter, inputs in events:
+            place = ("optimizer", self._name(parameter), microbatch)
+            draft = tracer.begin_at(place, "optimizer", op, inputs, "", ())
+            if draft is not None:
+                keep_begin(tracer, draft, inputs)
+                self._open.append((draft, parameter, optimizer))
 
     def _reads(self, parameter: Tensor) -> None:
         draft = self.tracer.begin(
@@ -161,6 +171,13 @@ class Steps:
 def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _moments(state: Any) -> Iterable[Tensor]:
+    """The tensors of a parameter's state: nearly always a dictionary of nothing else."""
+    if type(state) is dict and PLAIN.issuperset(map(type, state.values())):
+        return state.values()
+    return tensors_of(state)
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> object:

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from detrun.recorder.trace.coverage import Coverage
 from detrun.recorder.trace.draft import Deferred, Draft, Keeper, Local
+from detrun.recorder.trace.heads import Heads
 from detrun.recorder.trace.output import TraceOutput, fetch_digests
 from detrun.recorder.trace.reading import IN_FLIGHT, Reading, storage_of, tensors_in
-from detrun.recorder.trace.routing import rows_of
+from detrun.recorder.trace.routing import rows_among
+from detrun.recorder.trace.rows import Rows
 from detrun.recorder.trace.sites import Sites
 from detrun.recorder.trace.window import TraceSettings
 from detrun.records.trace_row import NO_CONTENT
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from detrun.recorder.trace.scopes import Place, Scopes
 
 FLUSH_ROWS = 8192
-_MOST_REMARKS = 100
 
 __all__ = ["FLUSH_ROWS", "Deferred", "Draft", "Keeper", "Tracer"]
 
@@ -60,16 +62,13 @@ class Tracer:
         self.reading = Reading()
         self.producers = self.reading.producers
         self.fingerprints = self.reading.fingerprints
-        self._picks = settings.scopes is not None
-        self.skipped_views = 0
+        self._asks_rows = settings.rows
+        self.coverage = Coverage()
         self._output: TraceOutput | None = None
-        self._rows: list[Draft] = []
+        self._rows = Rows()
         self._deferred: list[Deferred] = []
         self._seq = 0
-        self._occurrences: dict[tuple[int, str, str, str], int] = {}
-        self._opaque: dict[str, int] = {}
-        self._not_captured: list[str] = []
-        self._flagged = 0
+        self._heads = Heads(settings.wants_scope)
         self._done = False
 
     # The window
@@ -93,6 +92,7 @@ class Tracer:
             if self.step is None and not self._may_open():
                 return
             self.step = step
+            self._rows = Rows(step, self._seq)
             self.scopes.step_begins()
             if self.sites is not None:
                 self.sites.step_begins()
@@ -125,7 +125,7 @@ class Tracer:
         self.session.warn(f"the trace ends early: {text}")
         try:
             with self.lock:
-                self._rows.clear()
+                self._rows = Rows()
                 self._finish(f"tracer failed: {text}")
         except Exception as second:  # noqa: BLE001
             self._stop()
@@ -185,36 +185,35 @@ class Tracer:
         overwritten: Iterable[object],
     ) -> Draft | None:
         """The same where everything is known already, for those that come by thousands. May raise."""
-        phase, scope, microbatch = place
-        if self._picks and not self.settings.wants_scope(scope):
+        step = self.step or 0
+        begun = self._heads.begin(place, op, kind, step)
+        if begun is None:
             return None
-        key = (microbatch, phase, scope, op)
-        with self.lock:
-            occurrence = self._occurrences.get(key, 0)
-            self._occurrences[key] = occurrence + 1
-        draft = Draft(kind, op, phase, scope, microbatch, self.step or 0, occurrence, scalars)
+        draft = Draft(begun[0], step, begun[1], scalars)
         if self._deferred:
             self.settle(overwritten)
-        take = self.reading.take_input
-        for value in inputs:
-            take(draft, value)
+        self.reading.take_inputs(draft, inputs)
+        draft.n_inputs = len(draft.parts)
         draft.texts.append("->")
         return draft
 
-    def end(self, draft: Draft, outputs: Iterable[object], mark: str = "", router: int = -1) -> None:
+    def end(self, draft: Draft, outputs: Sequence[object], mark: str = "", router: int = -1) -> None:
         """The event ended. outputs: as `inputs`, what it wrote or returned. mark: a flag for all of them. router:
         which of them says where something goes, so that an integer one gets a digest a row. Never raises."""
         if not self.active:
             return
         try:
             with self.lock:
-                seq = self._append(draft)
-                for position, value in enumerate(outputs):
-                    self.reading.take_output(draft, value, seq, mark)
-                    if (router == position or (self.settings.rows and position == 0)) and isinstance(value, Tensor):
-                        draft.rows = rows_of(value, asked=self.settings.rows)
-                self._completed(draft)
-                if len(self._rows) >= FLUSH_ROWS:
+                seq = draft.seq = self._seq
+                self.reading.take_outputs(draft, outputs, seq, mark)
+                if router >= 0 or self._asks_rows:
+                    draft.rows = rows_among(outputs, router, asked=self._asks_rows)
+                if self.sites is not None:
+                    draft.site = self.sites.site(draft.phase == "backward")
+                self._rows.add(draft)
+                self._seq = seq + 1
+                draft.complete = True
+                if len(self._rows.heads) >= FLUSH_ROWS:
                     self._flush_complete()
         except Exception as error:  # noqa: BLE001
             self.fail(error)
@@ -227,8 +226,8 @@ class Tracer:
             for text, digest, _, _, _, _, mark in self.fingerprints.parts(output):
                 draft.texts.append(text)
                 if mark:
-                    draft.marks = (*draft.marks, f"o{len(draft.outputs)}:{mark}")
-                draft.outputs.append(digest)
+                    draft.marks = (*draft.marks, f"o{len(draft.parts) - draft.n_inputs}:{mark}")
+                draft.parts.append(digest)
         except Exception as error:  # noqa: BLE001
             self.fail(error)
 
@@ -242,7 +241,11 @@ class Tracer:
             return None
         try:
             with self.lock:
-                self._append(draft)
+                draft.seq = self._seq
+                if self.sites is not None:
+                    draft.site = self.sites.site(draft.phase == "backward")
+                self._rows.add_late(draft)
+                self._seq += 1
                 entry = Deferred(draft, list(outputs), is_done, ordered)
                 self._deferred.append(entry)
                 for tensor in tensors_in(entry.outputs):
@@ -300,34 +303,13 @@ class Tracer:
 
     def opaque(self, name: str, count: int = 1) -> None:
         """Something ran whose inside cannot be seen: it is counted under its name."""
-        self._opaque[name] = self._opaque.get(name, 0) + count
+        self.coverage.opaque(name, count)
 
     def not_captured(self, text: str) -> None:
         """Say once what this trace does not hold."""
-        if text not in self._not_captured and len(self._not_captured) < _MOST_REMARKS:
-            self._not_captured.append(text)
+        self.coverage.not_captured(text)
 
     # Rows
-
-    def _append(self, draft: Draft) -> int:
-        seq = draft.seq = self._seq
-        self._seq = seq + 1
-        if self.sites is not None:
-            draft.site = self.sites.site(draft.phase == "backward")
-        self._rows.append(draft)
-        return seq
-
-    def _completed(self, draft: Draft) -> None:
-        draft.signature = " ".join(draft.texts)
-        if draft.marks:
-            draft.flags = ",".join(draft.marks)
-            self._flagged += len(draft.marks)
-        # A row waits for its flush in few objects: the collector of garbage looks at each list, but not at these.
-        draft.inputs = tuple(draft.inputs)
-        draft.outputs = tuple(draft.outputs)
-        draft.writers = tuple(draft.writers)
-        draft.texts = ()
-        draft.complete = True
 
     def _resolve(self, entry: Deferred, *, last: bool = False) -> None:
         """Read the outputs of an event that was deferred. last: whether nobody will ask again."""
@@ -337,11 +319,10 @@ class Tracer:
         if entry in self._deferred:
             self._deferred.remove(entry)
         done = entry.done or (entry.ordered and not last) or entry.is_done()
-        for value in entry.outputs:
-            self.reading.take_output(draft, value, draft.seq, "" if done else IN_FLIGHT)
+        self.reading.take_outputs(draft, entry.outputs, draft.seq, "" if done else IN_FLIGHT)
         if not done:
-            draft.outputs = [NO_CONTENT for _ in draft.outputs]
-        self._completed(draft)
+            draft.parts[draft.n_inputs :] = [NO_CONTENT for _ in draft.outputs]
+        draft.complete = True
         if self.keeper is not None and done:
             self.keeper.end(draft, entry.outputs)
 
@@ -354,27 +335,30 @@ class Tracer:
                 listener(step)
             for entry in list(self._deferred):
                 self._resolve(entry, last=True)
-            self._flush(self._rows)
+            self._flush(len(self._rows))
             if self._output is not None and not self._done:
                 self._output.end_step(step)
-            self._occurrences.clear()
+            self._heads.step_ends()
             self.producers.purge()
 
     def _flush_complete(self) -> None:
         """Write the rows before the first one that is still deferred, if these are many."""
-        count = next((index for index, row in enumerate(self._rows) if not row.complete), len(self._rows))
+        count = self._rows.ready()
         if count >= FLUSH_ROWS:
-            self._flush(self._rows[:count])
+            self._flush(count)
 
-    def _flush(self, rows: list[Draft]) -> None:
-        if not rows or self._output is None:
+    def _flush(self, count: int) -> None:
+        """Write the first so many rows."""
+        if not count or self._output is None:
             return
-        fetch_digests(rows, self.fingerprints.fetch)
-        written = self._output.write(rows)
-        self._rows = self._rows[len(rows) :]
-        if not written:
-            self._output.end_step(rows[0].step, partial=True)
-            self._rows = []
+        step = self.step or 0
+        rows, self._rows = self._rows.split(count)
+        rows.settle()
+        self.coverage.flagged += sum(len(draft.marks) for draft in rows.rare.values())
+        fetch_digests(rows.parts, self.fingerprints.fetch)
+        if not self._output.write(rows):
+            self._output.end_step(step, partial=True)
+            self._rows = Rows()
             self._finish("byte budget")
 
     # Beginning and end
@@ -389,7 +373,7 @@ class Tracer:
             self._done = True
             self._stop()
             return False
-        self._output = TraceOutput(session.attempt, rank, self.settings)
+        self._output = TraceOutput(session.attempt, rank, self.settings, lambda: session.coordinates)
         return True
 
     def _finish(self, reason: str | None) -> None:
@@ -397,20 +381,11 @@ class Tracer:
         self._stop()
         if output is None:
             return
-        output.end(
-            reason,
-            {
-                "events": output.events,
-                "opaque": dict(sorted(self._opaque.items())),
-                "not_captured": list(self._not_captured),
-                "flagged": self._flagged,
-                "skipped_views": self.skipped_views,
-            },
-        )
+        output.end(reason, self.coverage.told(output.events))
 
     def _stop(self) -> None:
         was, self.active, self._done, self.step = self.active, False, True, None
-        self._rows = []
+        self._rows = Rows()
         self._deferred = []
         self.producers.clear()
         if was:

@@ -17,6 +17,8 @@ def scalars_text(plain: Sequence[Any], named: Mapping[str, Any]) -> str:
     """`[0, 1], True, alpha=0x1.0p+0`: equal for equal arguments and different for different ones. Never longer than
     300 characters: of a longer one the end is a digest of the whole."""
     words = [_WORDS.get(type(value), _other)(value) for value in plain]
+    if not named and len(words) == 1 and len(words[0]) <= LONGEST:
+        return words[0]
     if named:
         words += [f"{name}={_WORDS.get(type(value), _other)(value)}" for name, value in named.items()]
     text = ", ".join(words)

@@ -334,6 +334,6 @@ def test_a_tensor_at_the_address_of_a_gradient_that_is_gone_is_not_taken_for_it(
     scopes = Scopes()
     scopes._owners[id(weight)] = (weakref.ref(weight), "layer", "layer.weight")
     scopes.optimizer_begins(optimizer)
-    scopes._local.optimizers[-1][1][id(stranger)] = (weight, "layer.weight")
+    scopes._local.optimizers[-1][1][id(stranger)] = (weakref.ref(weight), "layer.weight")
     assert scopes.place([stranger], []) == ("optimizer", "", 0)
     assert scopes.place([weight], []) == ("optimizer", "layer.weight", 0)
