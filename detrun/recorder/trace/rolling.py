@@ -95,8 +95,8 @@ class Rolling:
             words[flagged] = 0
         turn, slot = np.divmod(place, _PLACES)
         # Words are mixed before they are weighted: a digest of zeros in another place must count, too.
-        values = _mixed(words[:, 0] * _KEYS[slot] + words[:, 1] * _KEYS[slot + _PLACES] + _KEYS[slot + 2 * _PLACES])
-        values += turn.astype(np.uint64) * _ONE[13]
+        weighted = words[:, 0] * _KEYS[slot] + words[:, 1] * _KEYS[slot + _PLACES] + _KEYS[slot + 2 * _PLACES]
+        values = _mixed(weighted + turn.astype(np.uint64) * _ONE[13])
         totals = np.concatenate((np.zeros(1, np.uint64), values.cumsum(dtype=np.uint64)))
         sums: Words = totals[ends] - totals[ends - sizes]
         return sums
