@@ -96,10 +96,13 @@ class LeadBook:
         sources = found.inputs & ~explained(scene)
         leads: list[Lead] = []
         if sources[first]:
-            origins = bool((~found.inputs & found.outputs).any())
-            chosen = weightier(scene, numpy.flatnonzero(sources), numpy.flatnonzero(found.any))
-            if chosen is not None or not origins:
-                leads = [source_of(scene, first if chosen is None else chosen)]
+            lead = source_of(scene, first)
+            leads = [lead]
+            if lead.kind == "data" and lead.event.kind != "batch":
+                origins = bool((~found.inputs & found.outputs).any())
+                chosen = weightier(scene, numpy.flatnonzero(sources), numpy.flatnonzero(found.any))
+                if chosen is not None or origins:
+                    leads = [] if chosen is None else [source_of(scene, chosen)]
         sources[first] = False
         ops = scene.a.table.texts["op"]
         codes, counts = numpy.unique(ops.codes[scene.alignment.rows_a[sources]], return_counts=True)

@@ -41,3 +41,18 @@ def test_data_that_is_trained_on_stays_before_what_follows_from_it(tmp_path: Pat
     lead = compared(tmp_path, arm(clock="12:00"), arm(clock="12:00", data="other words", fault="race")).lead
     assert lead is not None
     assert lead.event.op == "aten.embedding.default"
+
+
+def test_the_first_reader_of_what_was_written_unseen_leads_though_its_own_result_ends(tmp_path: Path) -> None:
+    def program(*, hidden: str) -> Arm:
+        run = Arm()
+        (made,) = run.op("aten.add.Tensor", [Value("x")], scope="block")
+        made.content += hidden
+        run.op("aten.mean.dim", [made], scope="norm", content=["the same after rounding"])
+        out = run.op("aten.mul.Tensor", [made], scope="norm")
+        run.op("aten.mul_backward.default", out, scope="norm", phase="backward")
+        return run
+
+    lead = compared(tmp_path, program(hidden=""), program(hidden="!")).lead
+    assert lead is not None
+    assert (lead.role, lead.event.op) == ("uncaptured-producer", "aten.mean.dim")
