@@ -10,7 +10,7 @@ PACKAGES = ("recorder", "fingerprint", "determinism")
 
 MODULES = (
     "__init__.py", "rng.py", "records/__init__.py", "records/metrics_writer.py", "records/state_row.py",
-    "records/state_writer.py",
+    "records/state_writer.py", "records/trace_row.py", "records/trace_writer.py", "records/kept_writer.py",
 )  # fmt: skip
 """Exported of the rest: what the recorder imports."""
 

@@ -60,9 +60,12 @@ def test_the_export_holds_what_the_recorder_imports_and_no_more(exported: Path) 
     assert not [name for name in files if "launch" in name or "report" in name]
     assert {name for name in files if "/records/" in name} == {
         "detrun/records/__init__.py",
+        "detrun/records/kept_writer.py",
         "detrun/records/metrics_writer.py",
         "detrun/records/state_row.py",
         "detrun/records/state_writer.py",
+        "detrun/records/trace_row.py",
+        "detrun/records/trace_writer.py",
     }
     code = f"""
 import importlib, pkgutil, sys
