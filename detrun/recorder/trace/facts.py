@@ -37,6 +37,8 @@ class Facts(NamedTuple):
     waits: bool
     copies: bool
     scratch: int = -1
+    only: int = -2
+    """The written argument that is all an operator gives back, -1 for one fresh result, -2 where it is more."""
 
 
 def facts_of(func: Any) -> Facts:
@@ -72,7 +74,7 @@ def facts_of(func: Any) -> Facts:
     is_view = bool(getattr(func, "is_view", False))
     partial, _ = rules.PARTIAL.get(packet, (-1, ""))
     scratch, _ = rules.SCRATCH.get(packet, (-1, ""))
-    return Facts(
+    facts = Facts(
         func=func,
         call=func._op,
         name=name,
@@ -94,3 +96,11 @@ def facts_of(func: Any) -> Facts:
         copies=packet in ("aten.copy_", "aten._to_copy", "aten._foreach_copy_"),
         scratch=scratch,
     )
+    special = facts.functional or facts.waits or facts.copies or scratch >= 0
+    if special or len(facts.fresh) != 1 or str(schema.returns[0].type) != "Tensor":
+        return facts
+    if not writes and facts.fresh[0]:
+        return facts._replace(only=-1)
+    if len(writes) == 1 and writes[0][0] >= 0 and not facts.fresh[0]:
+        return facts._replace(only=writes[0][0])
+    return facts

@@ -169,8 +169,15 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tracer = self._tracer
         if not tracer.active:
             return
+        only = facts.only
+        if draft is not None and -1 <= only < len(args):
+            outputs: list[object] = [result if only < 0 else args[only]]
+            tracer.end(draft, outputs, "", facts.router)
+            if tracer.keeper is not None:
+                self._kept(draft, outputs)
+            return
         try:
-            outputs: list[object] = []
+            outputs = []
             for position, name in facts.writes:
                 if 0 <= position < len(args):
                     outputs.append(args[position])
@@ -198,11 +205,18 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tracer.settle(outputs, done=True)
             mark = "nonblocking" if facts.copies and _in_flight(args, kwargs, outputs) else ""
             tracer.end(draft, outputs, mark=mark, router=facts.router)
-            keeper = tracer.keeper
+            if tracer.keeper is not None:
+                self._kept(draft, outputs)
+        except Exception as error:  # noqa: BLE001
+            tracer.fail(error)
+
+    def _kept(self, draft: Draft, outputs: list[object]) -> None:
+        keeper = self._tracer.keeper
+        try:
             if keeper is not None and keeper.wants(draft.key):
                 keeper.end(draft, outputs)
         except Exception as error:  # noqa: BLE001
-            tracer.fail(error)
+            self._tracer.fail(error)
 
     def _created(self, result: Any) -> None:
         try:

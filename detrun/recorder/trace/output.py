@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from detrun.recorder.trace.fingerprints import ALGORITHM, OnDevice
 from detrun.recorder.trace.rolling import Rolling
+from detrun.recorder.trace.rows import INPUTS, OCCURRENCE, SCALARS, SIGNATURE, SIZE, Rows
 from detrun.recorder.trace.window import TraceSettings
 from detrun.records.trace_row import TRACE_FIELDS
 from detrun.records.trace_writer import TraceBatch, TraceWriter
 
 if TYPE_CHECKING:
     from detrun.recorder.trace.heads import Head
-    from detrun.recorder.trace.rows import Rows
 
 _OF_HEADS = ("phase", "scope", "op", "kind")
 _RARE = ("flags", "site", "group")
@@ -119,13 +119,12 @@ class TraceOutput:
     def _batch(self, rows: Rows) -> tuple[TraceBatch, list[int]]:
         """The rows, and the places in `parts` that are flagged."""
         length = len(rows)
-        occurrences, signatures, scalars, sizes, inputs = zip(*rows.told, strict=True)
         heads = self._heads.numbers(rows.heads)
         self._learn_heads()
         columns = {name: values[heads] for name, values in self._of_heads.items()}
         numbers = {name: columns[name] for name in _OF_HEADS}
-        numbers["signature"] = self._numbers["signature"].numbers(signatures)
-        numbers["scalars"] = self._numbers["scalars"].numbers(scalars)
+        numbers["signature"] = self._numbers["signature"].numbers(rows.column(SIGNATURE))
+        numbers["scalars"] = self._numbers["scalars"].numbers(rows.column(SCALARS))
         flags, flagged = rows.flags()
         rare = {"flags": flags, "site": dict(rows.having("site", "")), "group": dict(rows.having("group", ""))}
         for name in _RARE:
@@ -133,7 +132,7 @@ class TraceOutput:
             numbers[name] = np.full(length, table[""], np.int32)
             for at, text in rare[name].items():
                 numbers[name][at] = table[text]
-        n_inputs = np.array(inputs, np.int32)
+        n_inputs = np.array(rows.column(INPUTS), np.int32)
         seqs = np.arange(rows.first, rows.first + length)
         writers = np.array(rows.writers, np.int64)
         steps, peers = np.full(length, rows.step, np.int32), np.full(length, -1, np.int32)
@@ -145,11 +144,11 @@ class TraceOutput:
             seq=seqs,
             step=steps,
             microbatch=columns["microbatch"],
-            occurrence=np.array(occurrences, np.int32),
+            occurrence=np.array(rows.column(OCCURRENCE), np.int32),
             numbers=numbers,
             texts={name: list(self._numbers[name]) for name in _TEXTS},
             parts=self._digests.numbers(rows.parts),
-            part_counts=np.array(sizes, np.int32),
+            part_counts=np.array(rows.column(SIZE), np.int32),
             n_inputs=n_inputs,
             digests=list(self._digests),
             producers=np.where(writers >= 0, np.repeat(seqs, n_inputs) - writers, 0).astype(np.int32),

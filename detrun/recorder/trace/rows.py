@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from detrun.recorder.trace.heads import Head
 
 
+OCCURRENCE, SIGNATURE, SCALARS, SIZE, INPUTS = range(5)
+_WIDTH = 5
+
+
 class Rows:
-    """heads, told: an entry an event, in their order; told: (occurrence, signature, scalars, number of parts, number of
-    inputs). first: seq of the first one. parts, writers: of all events one behind the other. rare: by place in the
-    columns, the events with something that most have none of. late: those whose outputs came, or will come, after the
-    event itself; their signature and their parts are put in place by `settle`."""
+    """heads: an entry an event, in their order. told: five an event, one behind the other: occurrence, signature,
+    scalars, number of parts, number of inputs; `column` has one of them. first: seq of the first one. parts, writers:
+    of all events one behind the other. rare: by place in the columns, the events with something that most have none of.
+    late: those whose outputs came, or will come, after the event itself; their signature and their parts are put in
+    place by `settle`."""
 
     def __init__(self, step: int = 0, first: int = 0) -> None:
         self.step = step
         self.first = first
         self.heads: list[Head] = []
-        self.told: list[tuple[int, str, str, int, int]] = []
+        self.told: list[Any] = []
         self.parts: list[Any] = []
         self.writers: list[int] = []
         self.rare: dict[int, Draft] = {}
@@ -45,7 +50,7 @@ class Rows:
         ):
             self.rare[len(self.heads)] = draft
         self.heads.append(draft.head)
-        self.told.append((draft.occurrence, " ".join(draft.texts), draft.scalars, len(parts), draft.n_inputs))
+        self.told += (draft.occurrence, " ".join(draft.texts), draft.scalars, len(parts), draft.n_inputs)
         self.parts += parts
         self.writers += draft.writers
 
@@ -54,16 +59,20 @@ class Rows:
         at = len(self.heads)
         self.late[at] = self.rare[at] = draft
         self.heads.append(draft.head)
-        self.told.append((draft.occurrence, "", draft.scalars, 0, 0))
+        self.told += (draft.occurrence, "", draft.scalars, 0, 0)
+
+    def column(self, which: int) -> list[Any]:
+        """OCCURRENCE, SIGNATURE, SCALARS, SIZE or INPUTS of all events."""
+        return self.told[which::_WIDTH]
 
     def split(self, count: int) -> tuple[Rows, Rows]:
         """(the first `count` events, the others)."""
         if count >= len(self):
             return self, Rows(self.step, self.first + len(self))
-        parts, writers = sum(each[3] for each in self.told[:count]), sum(each[4] for each in self.told[:count])
+        parts, writers = sum(self.column(SIZE)[:count]), sum(self.column(INPUTS)[:count])
         head, tail = Rows(self.step, self.first), Rows(self.step, self.first + count)
         head.heads, tail.heads = self.heads[:count], self.heads[count:]
-        head.told, tail.told = self.told[:count], self.told[count:]
+        head.told, tail.told = self.told[: count * _WIDTH], self.told[count * _WIDTH :]
         head.parts, tail.parts = self.parts[:parts], self.parts[parts:]
         head.writers, tail.writers = self.writers[:writers], self.writers[writers:]
         for name in ("rare", "late"):
@@ -84,7 +93,7 @@ class Rows:
             return
         parts: list[Any] = []
         writers: list[int] = []
-        starts, first_writers = self._starts(), [0, *accumulate(each[4] for each in self.told)]
+        starts, first_writers = [0, *accumulate(self.column(SIZE))], [0, *accumulate(self.column(INPUTS))]
         done = 0, 0
         for at, draft in self.late.items():  # in the order of the columns
             until = starts[at], first_writers[at]
@@ -92,7 +101,8 @@ class Rows:
             writers += self.writers[done[1] : until[1]] + draft.writers
             done = until
             signature = " ".join(draft.texts)
-            self.told[at] = (draft.occurrence, signature, draft.scalars, len(draft.parts), draft.n_inputs)
+            told = (draft.occurrence, signature, draft.scalars, len(draft.parts), draft.n_inputs)
+            self.told[at * _WIDTH : (at + 1) * _WIDTH] = told
         self.parts = parts + self.parts[done[0] :]
         self.writers = writers + self.writers[done[1] :]
         self.late = {}
@@ -102,17 +112,13 @@ class Rows:
         marked = {at: draft for at, draft in self.rare.items() if draft.marks}
         if not marked:
             return {}, []
-        starts = self._starts()
+        starts = [0, *accumulate(self.column(SIZE))]
         places = [
             starts[at] + int(mark[1 : mark.index(":")]) + (draft.n_inputs if mark[0] == "o" else 0)
             for at, draft in marked.items()
             for mark in draft.marks
         ]
         return {at: ",".join(draft.marks) for at, draft in marked.items()}, places
-
-    def _starts(self) -> list[int]:
-        """Where in `parts` each event's begin."""
-        return [0, *accumulate(each[3] for each in self.told)]
 
     def having(self, name: str, none: object) -> Iterator[tuple[int, Any]]:
         """(place, value) of the events whose attribute of this name is not `none`."""

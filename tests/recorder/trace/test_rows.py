@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from detrun.recorder.trace.draft import Draft
 from detrun.recorder.trace.heads import Heads
-from detrun.recorder.trace.rows import Rows
+from detrun.recorder.trace.rows import INPUTS, SIGNATURE, SIZE, Rows
 
 
 def draft(number: int, inputs: int, outputs: int, step: int = 1) -> Draft:
@@ -27,7 +27,8 @@ def ended(made: Draft, number: int, outputs: int) -> Draft:
 
 def flat(rows: Rows) -> list[tuple[str, str, list[bytes], int]]:
     found, at = [], 0
-    for head, (_, signature, _, size, inputs) in zip(rows.heads, rows.told, strict=True):
+    columns = (rows.heads, rows.column(SIGNATURE), rows.column(SIZE), rows.column(INPUTS))
+    for head, signature, size, inputs in zip(*columns, strict=True):
         found.append((head.scope, signature, rows.parts[at : at + size], inputs))
         at += size
     assert at == len(rows.parts)
