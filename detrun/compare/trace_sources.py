@@ -131,7 +131,7 @@ def _of_tensor(scene: Scene, number: int, a: TraceEvent, b: TraceEvent, index: i
         if same or not scene.filtered:
             return "uncaptured-producer", _kind(a), event_a or event_b, _written_between(index, event_a or event_b)
     other_a, other_b = _made_by(scene.a, a, index), _made_by(scene.b, b, index)
-    if other_a is not None and other_b is not None and _key(other_a) != _key(other_b):
+    if other_a is not None and other_b is not None and other_a.key != other_b.key:
         why = (
             f"input {index} is what {_name(other_a)} gave in A and what {_name(other_b)} gave in B: the calls came in "
             "another order"
@@ -201,12 +201,8 @@ def _written_between(index: int, writer: TraceEvent | None) -> str:
     return f"input {index} differs though {by} matches: something that is not recorded wrote it in between"
 
 
-def _key(event: TraceEvent) -> tuple[object, ...]:
-    return (event.step, event.microbatch, event.phase, event.scope, event.op, event.occurrence)
-
-
 def _same_key(a: TraceEvent | None, b: TraceEvent | None) -> bool:
-    return a is None or b is None or _key(a) == _key(b)
+    return a is None or b is None or a.key == b.key
 
 
 def _kind(event: TraceEvent) -> LeadKind:

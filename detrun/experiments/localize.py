@@ -22,7 +22,7 @@ from detrun.errors import RecordError, UsageError
 from detrun.experiments.again import recipe_of
 from detrun.experiments.checks import PairOptions, check_before_launch, check_shape, plan_pair
 from detrun.experiments.compare_traces import compare_traces
-from detrun.experiments.localize_verdict import Descent, Traced, conclude
+from detrun.experiments.localize_verdict import Descent, Traced, conclude, held_against
 from detrun.experiments.observer_check import check_observer
 from detrun.experiments.passes import run_pass
 from detrun.experiments.plan import Plan, Run, Site, declared_for, plan_whole_runs
@@ -303,7 +303,7 @@ class _Localization:
             self.command_line,
             self.say,
         )
-        a, b = place.attempt("a", 0), (place.attempts("b") or [place.attempt("b", 0)])[-1]
+        a, b = held_against(place)
         comparison = compare_traces(a, b, window.ranks_of(self.ranks), from_batch=self._just_resumed(window))
         observer = check_observer(self.baseline.attempts(), (a, b), self.ranks, last)
         traced = Traced(
@@ -364,10 +364,9 @@ class _Localization:
                 name = _name({2: "collectives", 3: "modules"}.get(level, "operators"), sum(tries.values()) + 1)
                 request = Request(window, level, self._budget(window))
                 traced = self._trace(name, {"a": request, "b": request})
-                if traced.comparison.lead is not None or traced.broken or not traced.comparison.events:
-                    break
-                if traced.comparison.incomplete:  # a wider window would hold no more
-                    break
+                comparison = traced.comparison
+                if comparison.lead is not None or traced.broken or not comparison.events or comparison.incomplete:
+                    break  # found; or a wider window would hold no more
                 if traced.verdict.first_divergence is None:
                     tries["again"] += 1
                     if tries["again"] >= self.options.repeat:

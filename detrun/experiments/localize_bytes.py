@@ -9,9 +9,7 @@ from detrun.errors import RecordError
 from detrun.fingerprint.bytes_compare import ByteDifference, compare_tensors
 from detrun.records.kept_reader import KeptEvent, read_kept
 from detrun.records.layout import AttemptFolder
-
-Key = tuple[int, int, str, str, str, int]
-"""(step, microbatch, phase, scope, op, occurrence)."""
+from detrun.records.trace_row import EventKey
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class TensorReading:
 class EventReading:
     """What the bytes of one event say. missing: why they say nothing, or None."""
 
-    key: Key
+    key: EventKey
     rank: int
     a: KeptEvent | None = None
     b: KeptEvent | None = None
@@ -60,7 +58,7 @@ class EventReading:
         return same_call and not self.differing("input") and bool(self.differing("output"))
 
 
-def read_event(a: AttemptFolder, b: AttemptFolder, rank: int, key: Key) -> EventReading:
+def read_event(a: AttemptFolder, b: AttemptFolder, rank: int, key: EventKey) -> EventReading:
     """Reads what both arms kept of an event of one rank. Nothing raises: what cannot be read is `missing`."""
     reading = EventReading(key, rank)
     kept: list[KeptEvent | None] = []
@@ -84,7 +82,7 @@ def read_event(a: AttemptFolder, b: AttemptFolder, rank: int, key: Key) -> Event
     return reading
 
 
-def _find(events: Sequence[KeptEvent], key: Key) -> KeptEvent | None:
+def _find(events: Sequence[KeptEvent], key: EventKey) -> KeptEvent | None:
     return next((event for event in events if tuple(event.key) == key), None)
 
 

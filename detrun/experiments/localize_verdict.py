@@ -9,7 +9,7 @@ from detrun.compare.chance import bound_of_clean_pairs
 from detrun.compare.decision import in_order
 from detrun.compare.trace_summary import Lead, TraceComparison
 from detrun.errors import ArchiveError, ExitCode
-from detrun.experiments.localize_bytes import EventReading, Key, read_event
+from detrun.experiments.localize_bytes import EventReading, read_event
 from detrun.experiments.localize_cause import causes_of, facts_of, reproduce
 from detrun.experiments.localize_culprit import culprit_of
 from detrun.experiments.localize_findings import (
@@ -25,6 +25,7 @@ from detrun.experiments.observer_check import ObserverCheck
 from detrun.experiments.trace_plan import Window
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.records.trace_row import EventKey
 from detrun.records.verdict import Figure, Finding, FirstDivergence, Verdict, Word
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Traced:
 
     @property
     def attempts(self) -> tuple[AttemptFolder, AttemptFolder]:
-        """The two that are held against each other; of arm b the last, which is a resumed one after an interruption."""
-        return self.place.attempt("a", 0), (self.place.attempts("b") or [self.place.attempt("b", 0)])[-1]
+        """The two that are held against each other."""
+        return held_against(self.place)
 
     @property
     def broken(self) -> bool:
@@ -58,21 +59,21 @@ class Traced:
         """Whether it says nothing: its jobs failed, or a trace is not whole."""
         return self.broken or bool(self.comparison.incomplete)
 
-    def keys(self, most: int) -> list[Key]:
+    def keys(self, most: int) -> list[EventKey]:
         """The events whose bytes are wanted: the lead, what last wrote its input, and what else may be the origin."""
-        found: list[Key] = []
+        found: list[EventKey] = []
         lead = self.comparison.lead
         for each in [lead, *self.comparison.others] if lead else []:
             assert each is not None
             for event in (each.event, each.after):
-                if event is not None and (key := key_of(event)) not in found:
+                if event is not None and (key := event.key) not in found:
                     found.append(key)
         return found[:most]
 
 
-def key_of(event: Any) -> Key:
-    """What finds an event again in another run."""
-    return (event.step, event.microbatch, event.phase, event.scope, event.op, event.occurrence)
+def held_against(place: ExperimentFolder) -> tuple[AttemptFolder, AttemptFolder]:
+    """The attempts of a pass that are compared; of arm b the last, which is a resumed one after an interruption."""
+    return place.attempt("a", 0), (place.attempts("b") or [place.attempt("b", 0)])[-1]
 
 
 @dataclass
@@ -92,23 +93,23 @@ class Descent:
     tries_at_bytes: int = 0
     missed: str = ""
 
-    def look_at_bytes(self, again: Traced, keys: list[Key]) -> None:
+    def look_at_bytes(self, again: Traced, keys: list[EventKey]) -> None:
         """Reads what the last pass kept, first of all of the event that it names itself."""
         self.tries_at_bytes += 1
         a, b = again.attempts
         lead = again.comparison.lead
         own = [lead] if lead is not None else []
-        places: list[tuple[int, Key]] = []
+        places: list[tuple[int, EventKey]] = []
         for each in [*own, *again.comparison.others]:
-            places.append((each.rank, key_of(each.event)))
+            places.append((each.rank, each.event.key))
             if each.after is not None:
-                places.append((each.rank, key_of(each.after)))
+                places.append((each.rank, each.after.key))
         places = [place for place in dict.fromkeys(places) if place[1] in keys]
         self.bytes = [read_event(a, b, rank, key) for rank, key in places[:8]]
         if lead is None:
             return
         for reading in self.bytes:
-            if reading.key == key_of(lead.event) and reading.rank == lead.rank and _settles(lead, reading):
+            if reading.key == lead.event.key and reading.rank == lead.rank and _settles(lead, reading):
                 self.settled, self.settled_by = reading, again
                 return
 
@@ -261,7 +262,7 @@ def _unread(descent: Descent) -> Finding:
 
 def _bytes_of(descent: Descent, lead: Lead) -> EventReading | None:
     """What was kept of the lead's event, where it settled nothing."""
-    return next((r for r in descent.bytes if (r.rank, r.key) == (lead.rank, key_of(lead.event))), None)
+    return next((r for r in descent.bytes if (r.rank, r.key) == (lead.rank, lead.event.key)), None)
 
 
 def _why_nothing(descent: Descent) -> Finding:

@@ -14,12 +14,10 @@ from detrun.errors import RecordError
 from detrun.fingerprint.elements import element_bytes
 from detrun.records.files import one_line, open_plain, read_plain
 from detrun.records.layout import AttemptFolder
+from detrun.records.trace_row import EventKey
 
 MAX_LINES_BYTES = 64 << 20
 MAX_DIMENSIONS = 64
-
-EventKey = tuple[int, int, str, str, str, int]
-"""(step, microbatch, phase, scope, op, occurrence)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def _event(document: dict[str, Any], path: Path) -> KeptEvent:
     launched, kernels, settings = _launched(document.get("kernels"))
     call = document.get("call")
     return KeptEvent(
-        (_whole(step), _whole(microbatch), _text(phase), _text(scope), _text(op), _whole(occurrence)),
+        EventKey(_whole(step), _whole(microbatch), _text(phase), _text(scope), _text(op), _whole(occurrence)),
         path,
         bool(document.get("live")),
         call if isinstance(call, dict) else None,

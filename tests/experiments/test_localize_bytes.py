@@ -9,13 +9,14 @@ import numpy
 import pytest
 
 from detrun.compare.trace_summary import Lead
-from detrun.experiments.localize_bytes import EventReading, Key, read_event
+from detrun.experiments.localize_bytes import EventReading, read_event
 from detrun.experiments.localize_findings import byte_findings
 from detrun.records.kept_writer import KeptPart, KeptWriter
 from detrun.records.layout import AttemptFolder
+from detrun.records.trace_row import EventKey
 from tests.trace_factory import Arm, Value, attempt_in
 
-KEY: Key = (3, 0, "forward", "layers.0", "aten.mul.Tensor", 0)
+KEY = EventKey(3, 0, "forward", "layers.0", "aten.mul.Tensor", 0)
 VALUES = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
 
 
@@ -23,7 +24,7 @@ def keep(
     attempt: AttemptFolder,
     output: numpy.ndarray[Any, Any] = VALUES,
     given: numpy.ndarray[Any, Any] = VALUES,
-    key: Key = KEY,
+    key: EventKey = KEY,
     **line: Any,
 ) -> None:
     """Writes one event with an input and an output, as the recorder does."""
