@@ -141,6 +141,20 @@ def comparable(
     return Comparable(_with_steps(a, left), _with_steps(b, right), frozenset(partial))
 
 
+def has_whole(records: RankMetrics, reference: RankMetrics, step: int) -> bool:
+    """Whether it is the last step of these records and holds all that it holds in the reference's."""
+    own, other = records.steps.get(step), reference.steps.get(step)
+    if own is None or other is None or step != max(records.steps) or own.microbatches != other.microbatches:
+        return False
+    ours, theirs = own.contents, other.contents
+    return (
+        {name: _source(metric) for name, metric in ours.metrics.items()}
+        == {name: _source(metric) for name, metric in theirs.metrics.items()}
+        and ours.state.keys() == theirs.state.keys()
+        and (ours.rng is None) == (theirs.rng is None)
+    )
+
+
 def without(records: RankMetrics, steps: frozenset[int], *, cut_short: bool) -> RankMetrics:
     """The records of the steps that must be whole, and of a file that was cut short without what that explains."""
     kept = {step: record for step, record in records.steps.items() if step not in steps}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detrun.compare.attempts import Position, came_back_from, comparable, shifted, without
+from detrun.compare.attempts import Position, came_back_from, comparable, has_whole, shifted, without
 from detrun.compare.completeness import Asked, survey_rank
 from detrun.compare.environment import ArmContext, EnvironmentTally, compare_environments, compare_initial, templates_of
 from detrun.compare.evidence import ArmEvidence, PairEvidence
@@ -244,9 +244,11 @@ def _read_attempt(
             records = shifted(records, began.step - attempt.told.step)
         _note_sabotage(found, folder, rank)
     seen[folder.path] = records
-    both = comparable(reference, records, cut_short=attempt.cut_short, begins_in=began.microbatch)
+    # One that died after its last step, as in the end of a process group, has recorded all that there was.
+    cut_short = attempt.cut_short and not has_whole(records, reference, asked.steps)
+    both = comparable(reference, records, cut_short=cut_short, begins_in=began.microbatch)
     compare_rank(found.pair.streams, rank, both.a, both.b, asked.ignore)
-    whole = without(records, both.partial, cut_short=attempt.cut_short)
+    whole = without(records, both.partial, cut_short=cut_short)
     first = began.step + 1 + (1 if began.microbatch and len(records.steps) > 1 else 0)
     arm.surveys.append(survey_rank(arm.id, rank, whole, asked, first))
     if surroundings and environment:
@@ -259,7 +261,7 @@ def _read_attempt(
         earlier = comparable(
             seen[attempt.before.path],
             records,
-            cut_short=attempt.cut_short,
+            cut_short=cut_short,
             begins_in=began.microbatch,
             cut_short_a=True,
         )
@@ -274,7 +276,7 @@ def _read_attempt(
             attempt.told,
             surroundings,
             environment,
-            attempt.cut_short and len(records.steps) < 2,
+            cut_short and len(records.steps) < 2,
             asked.absent,
         )
         compare_state(state, found.restored, found.saved)

@@ -122,3 +122,20 @@ def test_what_one_line_less_in_a_restore_loses_is_named(lost: str, tmp_path: Pat
         assert not metrics
     else:
         assert first[0] <= min(metric["step"] for metric in metrics.values()) <= first[1]
+
+
+def test_a_resumed_attempt_that_dies_after_its_last_step_has_recorded_everything(tmp_path: Path) -> None:
+    source = (CASES / "control_ddp_2rank" / "train.py").read_text()
+    end = "        dist.destroy_process_group()\n"
+    assert source.count(end) == 1
+    case = tmp_path / "case" / "train.py"
+    case.parent.mkdir()
+    case.write_text(source.replace(end, "        if a.resume_from:\n            os.abort()\n" + end))
+    path = recipe_of("control_ddp_2rank", {"save_at": 5}, tmp_path)
+    path.write_text(path.read_text().replace(str(CASES / "control_ddp_2rank" / "train.py"), str(case)))
+    ran = detrun("resume-check", str(path), "--json", "--fresh", cwd=tmp_path)
+    assert ran.code == 0, ran.explain()
+    assert ran.verdict["verdict"] == "identical"
+    assert [finding["kind"] for finding in ran.verdict["findings"] if finding["where"].get("attempt") == 1][:1] == [
+        "late-exit"
+    ], ran.explain()

@@ -6,9 +6,11 @@ import json
 import multiprocessing
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ def run(program: Callable[[], Any], attempt: Path, *, recorded: bool = True, **e
 
 
 def _child(program: Callable[[], Any], attempt: Path, recorded: bool, env: dict[str, str]) -> None:
+    _leave_other_tests_behind(program)
     try:
         os.environ.update({"DETRUN_ATTEMPT_DIR": str(attempt), "DETRUN_STATE_EVERY": "1", **env})
         if recorded:
@@ -63,3 +66,12 @@ def _child(program: Callable[[], Any], attempt: Path, recorded: bool, env: dict[
     except BaseException:
         (attempt / "result").write_text(traceback.format_exc())
         raise
+
+
+def _leave_other_tests_behind(program: Callable[[], Any]) -> None:
+    """What this worker ran before is no part of the program: the recorder looks at what a program's modules hold."""
+    while isinstance(program, partial):
+        program = program.func
+    own = getattr(program, "__module__", "")
+    for name in [name for name in sys.modules if name.startswith("tests.") and ".test_" in name and name != own]:
+        del sys.modules[name]
