@@ -20,6 +20,7 @@ from detrun.compare.replicas import find_drift
 from detrun.compare.streams import Gap, is_ignored
 from detrun.errors import ExitCode
 from detrun.records.jobs import ExperimentFile
+from detrun.records.metrics_line import DERIVED
 from detrun.records.verdict import ArmSummary, AttemptSummary, Figure, Finding, Severity, Verdict, Word
 
 _ORDER: dict[Severity, int] = {
@@ -174,9 +175,11 @@ def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[F
     ignored = frozenset(evidence.asked.ignore)
     metrics: dict[str, None] = {}
     components: dict[str, None] = {}
+    derived: set[str] = set()
     batchless: list[int] = []
     for survey in arms[0].surveys:
         metrics |= dict.fromkeys(name for name in survey.metrics if not is_ignored(name, ignored))
+        derived |= {name for name in survey.metrics if name.endswith(DERIVED)}
         components |= dict.fromkeys(survey.components)
         if not survey.has_batch and not survey.unreadable:
             batchless.append(survey.rank)
@@ -189,7 +192,7 @@ def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[F
         "rng": any(survey.has_rng for survey in surveys),
         "batch": any(survey.has_batch for survey in surveys),
         "state_every": evidence.asked.state_every,
-        "ignored": sorted(ignored),
+        "ignored": sorted(ignored | derived),
     }
     what = f"compared by bits: {len(metrics)} metrics, {len(components)} components of the state"
     found = [Finding(kind="coverage", severity="info", what=what, evidence=details)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from detrun.compare.bits import decode, looks_equal, ulp_distance
 from detrun.compare.folding import steps_in_words
-from detrun.records.metrics_line import Contents, Metric, StepRecord, shown_name, stem_of
+from detrun.records.metrics_line import DERIVED, Contents, Metric, StepRecord, shown_name, stem_of
 from detrun.records.metrics_reader import RankMetrics
 
 BATCH = "batch"
@@ -170,8 +170,9 @@ def _streams_of(record: Contents, ignored: frozenset[str]) -> set[Stream]:
 
 
 def is_ignored(name: str, ignored: frozenset[str]) -> bool:
-    """Whether a metric, or one that was derived from it (`loss[0]`, `loss (adapter)`), is to be left out."""
-    return bool(ignored) and (name in ignored or stem_of(name) in ignored)
+    """Whether a metric, or one that was derived from it (`loss[0]`, `loss (adapter)`), is to be left out: by the
+    recipe's word, or because an adapter knows it as bookkeeping that may restart on resume."""
+    return name.endswith(DERIVED) or (bool(ignored) and (name in ignored or stem_of(name) in ignored))
 
 
 def _compare_step(

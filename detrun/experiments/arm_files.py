@@ -75,8 +75,11 @@ def read_surroundings(
     return environment
 
 
-def read_cost(attempt: AttemptFolder, rank: int, remarks: dict[str, list[int]], cost: CostTally) -> None:
-    """The recorder's cost is a figure, not evidence: where it cannot be read it is a remark."""
+def read_cost(
+    attempt: AttemptFolder, rank: int, remarks: dict[str, list[int]], cost: CostTally, gaps: list[Gap]
+) -> None:
+    """The recorder's cost is a figure, not evidence: where it cannot be read it is a remark. What a framework's adapter
+    did not find is a gap: something that it would have recorded is missing."""
     try:
         read = read_recorder_cost(attempt.recorder(rank))
     except RecordError as error:
@@ -86,6 +89,11 @@ def read_cost(attempt: AttemptFolder, rank: int, remarks: dict[str, list[int]], 
     cost.merge(CostTally(1, dict(read.cpu_seconds), read.process_cpu_seconds))
     for warning in read.warnings:
         remarks.setdefault(warning, []).append(rank)
+    for adapter in read.adapters:
+        tried = f", tried on {' and '.join(adapter.tried)}" if adapter.tried else ""
+        for lack in adapter.lacks:
+            what = f"adapter {adapter.name} did not find {lack} (version {adapter.version or 'unknown'}{tried})"
+            gaps.append(Gap("adapter", what, rank, attempt.arm, name=adapter.name))
 
 
 def _folder_gaps(place: ExperimentFolder, attempt: AttemptFolder, asked: Asked) -> list[Gap]:

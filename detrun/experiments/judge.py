@@ -173,7 +173,7 @@ def read_slice(task: _Task) -> _Slice:
             else:
                 part.surveys[index].append(survey_rank(attempt.arm, rank, records, task.asked))
             environment = _environment(task, part, index, rank)
-            read_cost(attempt, rank, part.remarks[index], part.costs[index])
+            read_cost(attempt, rank, part.remarks[index], part.costs[index], part.gaps[index])
             if reference is None:
                 reference, surroundings = records, environment
                 continue

@@ -207,7 +207,7 @@ def read_slice(task: _Task) -> _Part:
         surroundings = read_surroundings(task.reference.folder, rank, task.asked, reference.gaps, reference.id)
         if surroundings is not None:
             _note_place(reference, rank, surroundings)
-        read_cost(task.reference.folder, rank, reference.remarks, reference.cost)
+        read_cost(task.reference.folder, rank, reference.remarks, reference.cost, reference.gaps)
         seen: dict[Path, RankMetrics] = {}
         for attempt, found in zip(task.attempts, part.attempts, strict=True):
             _read_attempt(task, attempt, found, rank, records, surroundings, reader, seen)
@@ -229,7 +229,7 @@ def _read_attempt(
     environment = read_surroundings(folder, rank, asked, arm.gaps, arm.id)
     if environment is not None:
         _note_place(arm, rank, environment)
-    read_cost(folder, rank, arm.remarks, arm.cost)
+    read_cost(folder, rank, arm.remarks, arm.cost, arm.gaps)
     began = attempt.told
     if folder.number and records.steps:
         came = came_back_from(attempt.told, reference, surroundings, records, environment, attempt.named)

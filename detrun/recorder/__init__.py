@@ -50,11 +50,12 @@ def install() -> None:
         if session is None:
             return
         session.streams.note_torch()
-        from detrun.recorder import hooks
+        from detrun.recorder import adapters, hooks
         from detrun.recorder.observer import Observer
 
         observer = Observer(session)
         hooks.install(session, observer)
+        adapters.install(session, observer)
         if os.environ.get("DETRUN_TRACE"):
             from detrun.recorder import trace
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -77,6 +77,8 @@ class Capture:
         self.session = session
         self.schedulers: Live[LRScheduler] = Live()
         self.scalers: Live[Any] = Live()
+        self.namers: list[Callable[[], Mapping[int, str]]] = []
+        """What adapters know of the names of tensors that only optimizers have."""
         self._optimizers = optimizers
         self._seen_roots = seen_roots
         self._step_is_open = step_is_open
@@ -279,6 +281,11 @@ class Capture:
         except Exception as error:  # noqa: BLE001 - the program's objects may raise anything
             self.session.warn(f"modules are not looked for: {type(error).__name__}: {error}")
             roots = [("", seen[0])] if len(seen) == 1 else [(f"module{n}", root) for n, root in enumerate(seen)]
+        for namer in self.namers:
+            try:
+                free.update(namer())
+            except Exception as error:  # noqa: BLE001 - as above
+                self.session.warn(f"names of an optimizer's tensors: {type(error).__name__}: {error}")
         return Names(roots, optimizers, free)
 
     def _live_optimizers(self) -> Sequence[Optimizer]:

@@ -6,11 +6,12 @@ straight to the original function, and the wrappers' own frames are never compil
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
 
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or flags.forward or flags.backward or not is_grad_enabled():
+        if is_dynamo_compiling() or flags.forward or flags.backward or observer.restoring or not is_grad_enabled():
             return original(self, *args, **kwargs)
         role = _role(self)
         if role is training:
@@ -129,28 +130,47 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
     begins = observer.backward_begins
     run = session.run
 
+    def enters(tensors: Any) -> bool:
+        outermost = not flags.backward
+        if outermost:
+            run(begins, tensors)
+        flags.backward += 1
+        return outermost
+
+    def ended() -> None:
+        if not session.has_optimizers:
+            run(observer.backward_ends)
+        if observer.capture.minds_gradients:
+            run(observer.capture.backward_ends)
+        for action in observer.when_backward_ended:
+            run(action)
+        if session.interruption is not None:
+            session.interrupt("backward_ends", session.backwards)
+
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        outermost = not flags.backward
-        if outermost:
-            run(begins, args[0] if args else kwargs.get("tensors"))
-        flags.backward += 1
+        outermost = enters(args[0] if args else kwargs.get("tensors"))
         try:
             result = original(*args, **kwargs)
         finally:
             flags.backward -= 1
-        if outermost and not session.has_optimizers:
-            run(observer.backward_ends)
-        if outermost and observer.capture.minds_gradients:
-            run(observer.capture.backward_ends)
         if outermost:
-            for action in observer.when_backward_ended:
-                run(action)
-        if outermost and session.interruption is not None:
-            session.interrupt("backward_ends", session.backwards)
+            ended()
         return result
+
+    @contextlib.contextmanager
+    def by_hand(tensors: Any) -> Iterator[None]:
+        outermost = enters(tensors)
+        try:
+            yield
+        finally:
+            flags.backward -= 1
+        if outermost:
+            ended()
+
+    observer.backward_by_hand = by_hand
 
     @functools.wraps(original_grad)
     def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,11 +249,15 @@ def _hook_optimizers(session: Session, observer: Observer, flags: _Flags) -> Non
     own = torch.optim
 
     def pre(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if observer.restoring:
+            return
         if is_dynamo_compiling() and not hasattr(own, type(optimizer).__name__):
             return
         begins(optimizer, args, kwargs)
 
     def post(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> None:
+        if observer.restoring:
+            return
         if is_dynamo_compiling() and not hasattr(own, type(optimizer).__name__):
             return
         ends(optimizer, args, kwargs)

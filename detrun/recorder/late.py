@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_actions: dict[str, Callable[[Any], None]] = {}
+_actions: dict[str, list[Callable[[Any], None]]] = {}
 
 
 def after_import(name: str, action: Callable[[Any], None]) -> None:
@@ -16,7 +16,7 @@ def after_import(name: str, action: Callable[[Any], None]) -> None:
     if module is not None and not _is_being_imported(module):
         action(module)
         return
-    _actions[name] = action
+    _actions.setdefault(name, []).append(action)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -50,8 +50,7 @@ def _act_after(name: str, loader: Any) -> None:
     def exec_module(module: Any) -> None:
         vars(loader).pop("exec_module", None)
         execute(module)
-        action = _actions.pop(name, None)
-        if action is not None:
+        for action in _actions.pop(name, ()):
             action(module)
 
     # On this one instance: its class and what else it can do stay as they are.

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class Observer:
         self._records: bool | None = None
         self.when_constructed: list[Callable[[], None]] = []
         self.when_backward_ended: list[Callable[[], None]] = []
+        self.when_step_ended: list[Callable[[], None]] = []
+        self.backward_by_hand: Callable[[object], AbstractContextManager[None]] = _unhooked
+        """For a backward pass that does not go through torch's own function; set when torch is hooked."""
+        self.restoring = 0
+        """How deep inside a framework's restore the program is: nothing in there is training."""
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
         session.before_drain = self._finish
 
@@ -165,7 +171,7 @@ class Observer:
 
     def _steps_by_hand(self) -> bool:
         """Whether nothing but the parameters themselves tells where a step ends."""
-        if self.session.has_optimizers or not self._roots:
+        if self.session.has_optimizers or self.session.paced or not self._roots:
             return False
         if self._records is None:
             self._records = program_records()
@@ -182,7 +188,7 @@ class Observer:
             started = time.thread_time()
             self._note_state(session.held, tensors_digest(parameters), tensors_digest([]))
             session.charge("state", started)
-        self._close()
+        self.close()
 
     def _root_gone(self, _reference: object, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """A model dies, which at the end of a program's function still has its parameters. At the interpreter's own end
@@ -236,8 +242,8 @@ class Observer:
     def step_is_open(self) -> bool:
         """Whether another optimizer is still to step before the held step is complete: one with parameters of its own,
         as the inner one of a wrapper has none."""
-        if self.session.held is None:
-            return False
+        if self.session.held is None or self.session.paced:
+            return self.session.held is not None
         live, cycle = self.optimizers.live(), self.cycle
         stepped = {*cycle.stepped, *cycle.tail}
         others = [s for s in live if s not in stepped and (s in cycle.known or not cycle.settled)]
@@ -268,14 +274,8 @@ class Observer:
             return
         serial = self.optimizers.serial(optimizer)
         self._fresh = self._fresh or callable(closure)
-        together = self.cycle.settles(serial, self._fresh)
-        if together:
-            session.join_tail()
-        elif together is False:
-            self._close()
-            session.held, session.tail = session.tail, None
-        if self.cycle.begins(serial):
-            self._close()
+        if not session.paced:
+            self._settle(serial)
         if self._environment_due:
             self._environment_due = False
             self._write_environment()
@@ -286,6 +286,18 @@ class Observer:
         if not callable(closure):
             self.capture.optimizer_steps(optimizer)
             self._take_gradients(serial, optimizer)
+
+    def _settle(self, serial: int) -> None:
+        """This optimizer's step tells whether the held step was complete."""
+        session = self.session
+        together = self.cycle.settles(serial, self._fresh)
+        if together:
+            session.join_tail()
+        elif together is False:
+            self.close()
+            session.held, session.tail = session.tail, None
+        if self.cycle.begins(serial):
+            self.close()
 
     def optimizer_ends(self, optimizer: Optimizer, closure: object) -> None:
         """An outermost optimizer's step ended: perhaps a training step has."""
@@ -332,13 +344,14 @@ class Observer:
         session.draft = Draft()
         if session.state_due(session.closed + 1):
             started = time.thread_time()
-            self._take_state(held, optimizer)
+            self.take_state(held, optimizer)
             session.charge("state", started)
-        if complete:
-            self._close()
+        if complete and not session.paced:
+            self.close()
             session.show("between")
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """The held step is complete."""
         self.cycle.closed()
         with self.session.lock:
             self.session.close_held()
@@ -352,7 +365,7 @@ class Observer:
             session.draft.gradients.append(before_clip or self._gradients(optimizer))
         if serial in self._clipped:
             self._clipped.discard(serial)
-        else:
+        elif "grad_norm" not in session.told_by_adapter:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
             session.draft.own_norms += gradient_norm(gradients)
 
@@ -369,12 +382,16 @@ class Observer:
             session.held is not None and session.state_due(session.closed + 2)
         )
 
-    def _take_state(self, held: Draft, optimizer: Optimizer) -> None:
+    def take_state(self, held: Draft, optimizer: Optimizer | None = None) -> None:
+        """The state at the end of the held step; optimizer: the last that stepped, None if none did."""
         live = self.optimizers.live()
+        last = list(live.values()) if optimizer is None else [optimizer]
         known = [live[serial] for serial in sorted(self.cycle.known) if serial in live]
         stepped = [live[serial] for serial in sorted(self.cycle.stepped + self.cycle.tail) if serial in live]
         self._note_state(
-            held, tensors_digest(parameters_of(known or [optimizer])), optimizer_digest(stepped or [optimizer])
+            held,
+            tensors_digest(parameters_of(known or last)),
+            optimizer_digest(stepped or known or last),
         )
 
     def _note_state(self, held: Draft, parameters: Digest, optimizer: Digest) -> None:
@@ -400,6 +417,10 @@ class Observer:
 
     def live_roots(self) -> list[nn.Module]:
         return [root for root in (reference() for reference in self._roots) if root is not None]
+
+
+def _unhooked(_tensors: object) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _each(tensors: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:

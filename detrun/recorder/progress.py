@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -39,6 +40,16 @@ def write_atomically(path: Path, document: object) -> None:
     draft.replace(path)
 
 
+@dataclass
+class AdapterFacts:
+    """What is known of one framework's adapter in this process. lacks: what it relies on and did not find."""
+
+    name: str
+    tried: list[str]
+    version: str | None = None
+    lacks: list[str] = field(default_factory=list)
+
+
 class Cost:
     """CPU seconds spent in the recorder, by purpose: `metrics`, `state` (digests of every step), `capture` (state
     files at boundaries), `other` (environment, files)."""
@@ -46,6 +57,7 @@ class Cost:
     def __init__(self) -> None:
         self.cpu_seconds = {"metrics": 0.0, "state": 0.0, "capture": 0.0, "other": 0.0}
         self.warnings: list[str] = []
+        self.adapters: list[AdapterFacts] = []
 
     def warn(self, text: str) -> bool:
         """Keep a warning once; True if it is new."""
@@ -62,5 +74,6 @@ class Cost:
             "cpu_seconds": {name: round(seconds, 6) for name, seconds in self.cpu_seconds.items()},
             "process_cpu_seconds": round(time.process_time(), 6),
             "warnings": self.warnings,
+            "adapters": [asdict(facts) for facts in self.adapters],
         }
         write_atomically(attempt / "recorder" / f"rank{rank:05d}.json", document)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from detrun.fingerprint.byte_digest import ByteHasher
@@ -59,6 +60,12 @@ class RngStreams:
         self._fresh: dict[str, FreshStream] = {}
         self._noted = noted
         self._torch_seed: int | None = None
+        self.named: dict[str, Callable[[], Any]] = {}
+        """Streams that an adapter told of: what reads the state of each."""
+
+    def add(self, name: str, read: Callable[[], Any]) -> None:
+        """A stream of the program's own. read: gives a torch.Generator, its state (uint8, on the host), or None."""
+        self.named[name] = read
 
     def note_torch(self) -> None:
         """torch has just been imported: nobody can have seeded it yet."""
@@ -80,6 +87,10 @@ class RngStreams:
         found = {"python": self._python(), "numpy": self._numpy(), **_torch()}
         if "torch_cpu" in found and self.torch_is_unseeded():
             found["torch_cpu"] = UNSEEDED
+        for name, read in self.named.items():
+            state = read()
+            if state is not None:
+                found[name] = _generator(state) if hasattr(state, "get_state") else _state(state)
         return {name: digest for name, digest in found.items() if digest is not None}
 
     def rolled_up(self) -> str:
@@ -181,3 +192,9 @@ def _generator(generator: Any) -> str:
     from detrun.fingerprint.host import digest_tensors
 
     return digest_tensors([generator.get_state()])
+
+
+def _state(state: Any) -> str:
+    from detrun.fingerprint.host import digest_tensors
+
+    return digest_tensors([state])

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import detrun
 from detrun.recorder import environment
 from detrun.recorder.draft import Digest, Draft
-from detrun.recorder.pending import Outbox, Scalar, Waiting, scalar_from
+from detrun.recorder.named import Named
+from detrun.recorder.pending import Outbox, Waiting
 from detrun.recorder.progress import Cost, Progress, write_atomically
 from detrun.recorder.rng import RngStreams
 from detrun.recorder.settings import Interruption, Sabotage, Settings
 from detrun.recorder.steps import Numbering
-from detrun.records.metrics_writer import MetricsWriter, MetricValue, RankTaken, encode, encode_supplement
+from detrun.records.metrics_writer import MetricsWriter, RankTaken, encode
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,6 +63,14 @@ class Session:
         self.streams = RngStreams()
         self.coordinates: dict[str, int] = {}
         """Where this rank stands among the others; known once the environment is written."""
+        self.told_coordinates: dict[str, int] = {}
+        self.told_replicas: list[int] | None = None
+        self.told_by_adapter: set[str] = set()
+        """Metrics that an adapter gives in every step."""
+        self.paced = False
+        """Whether an adapter tells where a step ends, and `in_step` whether one is under way."""
+        self.in_step = False
+        self.named = Named(self)
         self.initial_rng: dict[str, str] | None = None
         self._argv = list(getattr(sys, "argv", []))  # before the program adds to it
         self.lock = threading.RLock()
@@ -127,11 +136,18 @@ class Session:
 
     def record(self, step: int, metrics: dict[str, object]) -> None:
         """`detrun.record`."""
-        self.run(self._record, step, metrics)
+        self.run(self.named.record, step, metrics)
+
+    def tell(self, name: str, value: object, source: str, step: int | None = None) -> None:
+        """An adapter's word on a metric: of the step that is going on or has just ended, or of one by its number."""
+        if step is None:
+            self.run(self.named.tell, name, value, source)
+        else:
+            self.run(self.named.record, step, {name: value}, source)
 
     def next_step(self) -> int:
         """The number of the step that `draft` gathers."""
-        return self.closed + (1 if self.held is None else 2)
+        return self.closed + (1 if self.held is None or self.paced else 2)
 
     def position(self) -> tuple[int, int]:
         """(steps that are complete, micro-batches done of the next one). A step that is held counts as complete."""
@@ -172,7 +188,7 @@ class Session:
         self._steps_written += 1
         if self._steps_written == 1 or self._steps_written % _COST_EVERY == 0:
             started = time.thread_time()
-            self._write_cost()
+            self.write_cost()
             self.charge("other", started)
 
     def rank(self) -> int:
@@ -193,6 +209,10 @@ class Session:
             self._when_claimed.append(guarded)
         elif not self.off:
             guarded()
+
+    def put(self, step: int, waits_for: Sequence[Waiting], encode: Callable[[], bytes]) -> None:
+        """A line behind those that are on their way."""
+        self._outbox.put(max(step, self.closed), waits_for, encode)
 
     def write_later(self, waits_for: Sequence[Waiting], write: Callable[[], None]) -> None:
         """Call `write` once all it waits for is there, in the order of the lines."""
@@ -220,8 +240,7 @@ class Session:
                     self._open()
                 if self.draft.named and self._open():
                     named, self.draft.named = self.draft.named, []
-                    step = self.next_step()
-                    self._outbox.put(step, [v for _, _, v in named], lambda: _supplement(step, named))
+                    self.named.put(self.next_step(), named)
                 self._outbox.drain()
 
     def leave(self) -> None:
@@ -252,7 +271,7 @@ class Session:
                 self.run(end)
             if self._progress is not None:
                 self._progress.show(self.closed, "end")
-            self._write_cost()
+            self.write_cost()
         except Exception as error:  # noqa: BLE001 - the interpreter is shutting down; what is written is written
             self.warn(f"finish: {type(error).__name__}: {error}")
 
@@ -263,13 +282,14 @@ class Session:
             return
         self._environment_written = True
         started = time.thread_time()
-        copies = environment.replicas(roots)
+        copies = self.told_replicas or environment.replicas(roots)
         document = environment.describe_process(self._rank)
         document["python"]["argv"] = self._argv
         if self.streams.torch_is_unseeded():
             document["seeds"]["torch_initial_seed"] = None
         rng = self.initial_rng or self.streams.digests()
-        self.coordinates = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
+        own = {"dp": copies.index(self._rank)} if copies and self._rank in copies else {}
+        self.coordinates = {**own, **self.told_coordinates}
         document["coordinates"] = self.coordinates
         document["replicas"] = copies
         document["recorder"] = environment.recorder_settings(
@@ -284,44 +304,6 @@ class Session:
 
         self._outbox.put(self.closed, list(initial.values()), write)
         self.charge("other", started)
-
-    # The explicit call
-
-    def _record(self, step: int, metrics: dict[str, object]) -> None:
-        with self.lock:
-            values: list[tuple[str, str, Scalar]] = []
-            for name, value in metrics.items():
-                scalar = scalar_from(value)
-                if scalar is None:
-                    self.warn(f"record({name}=…): not a number but {type(value).__name__}; left out")
-                else:
-                    values.append((name, "record", scalar))
-            taken = self.closed + (0 if self.held is None else 1)
-            none_yet = taken < self.numbering.first()
-            begun = self.draft.begun() or not self.has_optimizers
-            current = taken + 1 if begun or none_yet else taken
-            unsettled = self.numbering.shift is None
-            number = self.numbering.translate(int(step), current, begun or not none_yet)
-            if unsettled and self.numbering.done is None and number != current:
-                self.closed += number - current  # an attempt resumed from where only the program knows
-            self._place(number, values)
-
-    def _place(self, number: int, values: list[tuple[str, str, Scalar]]) -> None:
-        if not self.has_optimizers and number > self.closed:
-            # Nothing else tells where a step ends: the first record of a step closes it.
-            self.write_environment({}, [])
-            self.draft.named += values
-            if self.state_due(number):
-                self.draft.rng = self.streams.rolled_up()
-            self.closed, self.held, self.draft = number - 1, self.draft, Draft()
-            self.close_held()
-        elif self.held is not None and number == self.closed + 1:
-            self.held.named += values
-        elif number == self.next_step():
-            self.draft.named += values
-        elif self._open():
-            waits_for = [value for _, _, value in values]
-            self._outbox.put(max(number, self.closed), waits_for, lambda: _supplement(number, values))
 
     # Files
 
@@ -381,7 +363,8 @@ class Session:
             file=sys.stderr,
         )
 
-    def _write_cost(self) -> None:
+    def write_cost(self) -> None:
+        """What recording cost so far, and what adapters did not find. Raises OSError."""
         self.cost.write(self.attempt, self._rank, self._steps_written)
 
     def _forked(self) -> None:
@@ -397,12 +380,6 @@ class Session:
         else:
             self.off = True  # a helper of a rank that has not stepped yet
         self._progress = None
-
-
-def _supplement(step: int, values: list[tuple[str, str, Scalar]]) -> bytes:
-    return encode_supplement(
-        step, [MetricValue(name, source, value.bits(), value.dtype) for name, source, value in values]
-    )
 
 
 def _finish_with_child(finish: Callable[[], None]) -> None:

@@ -40,7 +40,12 @@ def global_rows(rng_streams: RngStreams) -> list[Row]:
         found.append(("numpy", *_legacy(np.random.get_state(legacy=False))))
     found.append(("torch_cpu", *_torch(torch.default_generator)))
     found += [(name, *_torch(generator)) for name, generator in _device_generators()]
-    return [_row(name, kind, raw, digests.get(name) == UNSEEDED) for name, kind, raw in found]
+    rows = [_row(name, kind, raw, digests.get(name) == UNSEEDED) for name, kind, raw in found]
+    for name, read in rng_streams.named.items():
+        made = generator_row(name, read())
+        if made is not None:
+            rows.append(made)
+    return rows
 
 
 def generator_row(name: str, generator: object, standing: Standing = "hard") -> Row | None:

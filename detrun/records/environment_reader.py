@@ -39,6 +39,17 @@ class RecorderCost:
     cpu_seconds: dict[str, float]
     process_cpu_seconds: float
     warnings: list[str]
+    adapters: list[AdapterFound] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFound:
+    """A framework's adapter that was at work. lacks: what it relies on and did not find."""
+
+    name: str
+    version: str | None
+    tried: tuple[str, ...]
+    lacks: tuple[str, ...]
 
 
 def read_environment(path: Path, rank: int) -> RankEnvironment:
@@ -81,7 +92,25 @@ def read_recorder_cost(path: Path) -> RecorderCost:
         {key: _seconds(value) for key, value in spent.items()} if isinstance(spent, dict) else {},
         _seconds(document.get("process_cpu_seconds")),
         [one_line(str(text), 300) for text in warnings[:50]] if isinstance(warnings, list) else [],
+        _adapters(document.get("adapters")),
     )
+
+
+def _adapters(found: Any) -> list[AdapterFound]:
+    entries = [entry for entry in found[:50] if isinstance(entry, dict)] if isinstance(found, list) else []
+    return [
+        AdapterFound(
+            one_line(str(entry.get("name")), 60),
+            None if entry.get("version") is None else one_line(str(entry["version"]), 60),
+            _texts(entry.get("tried")),
+            _texts(entry.get("lacks")),
+        )
+        for entry in entries
+    ]
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    return tuple(one_line(str(text), 300) for text in found[:50]) if isinstance(found, list) else ()
 
 
 def _initial(initial: Any, path: Path) -> dict[str, str]:

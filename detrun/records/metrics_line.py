@@ -31,6 +31,9 @@ _digest = re.compile(r"[a-z][a-z0-9_]*:[0-9a-f]{8,128}").fullmatch
 _DERIVED = re.compile(r"(.+?)(?:\[[0-9]+\]| \([a-z_]+\))+")
 _bits = re.compile(r"0x[0-9a-f]+").fullmatch
 
+DERIVED = " (derived)"
+"""Behind the name of a metric that is bookkeeping, by an adapter's word: recorded, never held against another run's."""
+
 Metric = dict[str, Any]
 """`{"bits": "0x…", "dtype": …, "value": …, "source": …}`, already checked."""
 

@@ -18,6 +18,9 @@ VERSION = 1
 
 _quoted = json.encoder.encode_basestring_ascii
 
+DERIVED = "derived"
+"""The source of an adapter's bookkeeping; its names say so too."""
+
 PRECEDENCE = ("record", "adapter", "clip_grad_norm_", "backward", "recorder")
 """Whose word on a metric keeps the plain name, best first."""
 
@@ -147,6 +150,9 @@ def _named(metrics: Sequence[MetricValue]) -> dict[str, MetricValue]:
     """By name; where sources compete the better one has the plain name and the other is kept as `name (source)`."""
     named: dict[str, MetricValue] = {}
     for value in metrics:
+        if value.source == DERIVED:
+            named[f"{value.name} ({DERIVED})"] = value
+            continue
         held = named.get(value.name)
         if held is None or held.source == value.source:
             named[value.name] = value  # the program's last word counts

@@ -75,6 +75,7 @@ def install(session: Session, observer: Observer) -> None:
     scopes.root_begins = root_begins
     places.install(scopes, hooks.is_trained, tracer.fail)
     observer.when_constructed.append(refresh)
+    observer.when_step_ended.append(refresh)
     sources.install(tracer, observer)
     register_optimizer_step_pre_hook(optimizer_begins)
     register_optimizer_step_post_hook(optimizer_ends)

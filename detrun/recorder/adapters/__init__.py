@@ -1,0 +1,80 @@
+"""What detrun knows of a framework's inside: one file a framework, run only where that framework is imported.
+
+An adapter is a function `install(module, adapter)`. It is found by its module's name: as an entry point of the group
+`detrun.adapters` (an installed package may bring its own), or in `BUILT_IN` where detrun is a plain folder on the path.
+The name is that of the module whose import it waits for; the value says `package.module:function`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from detrun.recorder.late import after_import
+
+if TYPE_CHECKING:
+    from detrun.recorder.adapters.adapter import Adapter
+    from detrun.recorder.observer import Observer
+    from detrun.recorder.session import Session
+
+GROUP = "detrun.adapters"
+
+BUILT_IN: dict[str, str] = {}
+"""The module waited for: the function that is then called."""
+
+
+def install(session: Session, observer: Observer) -> None:
+    """Wait for the frameworks. Imports no adapter and no framework."""
+    adapters: dict[str, Adapter] = {}
+    for name, target in _targets():
+        after_import(name, _Awaited(target, adapters, session, observer))
+
+
+def _targets() -> Iterator[tuple[str, str]]:
+    """What is built in, then what other packages bring; the same function once."""
+    seen = set()
+    try:
+        others = [(found.name, found.value) for found in entry_points(group=GROUP)]
+    except Exception:  # noqa: BLE001 - metadata of some package that cannot be read must not cost the built-in ones
+        others = []
+    for entry in (*BUILT_IN.items(), *others):
+        if entry not in seen:
+            seen.add(entry)
+            yield entry
+
+
+class _Awaited:
+    """Called with the framework's module once that was imported. Never raises."""
+
+    def __init__(self, target: str, adapters: dict[str, Adapter], session: Session, observer: Observer) -> None:
+        self._target = target
+        self._adapters = adapters
+        self._session = session
+        self._observer = observer
+
+    def __call__(self, module: ModuleType) -> None:
+        from detrun.recorder.adapters.adapter import Adapter
+
+        place, _, function = self._target.partition(":")
+        name, tried = place.rpartition(".")[2], ()
+        try:
+            code = importlib.import_module(place)
+            name, tried = getattr(code, "ADAPTER", name), tuple(getattr(code, "TRIED", ()))
+            adapter = self._adapters.get(name)
+            if adapter is None:
+                adapter = self._adapters[name] = Adapter(name, tried, self._session, self._observer)
+            getattr(code, function)(module, adapter)
+        except Exception as error:  # noqa: BLE001 - as above
+            adapter = self._adapters.get(name)
+            if adapter is None:
+                adapter = self._adapters[name] = Adapter(name, tried, self._session, self._observer)
+            adapter.failed(f"as {getattr(module, '__name__', '?')} was imported", error)
+
+
+def loaded() -> list[str]:
+    """The adapters' own modules that this process has imported."""
+    return sorted(name for name in sys.modules if name.startswith(f"{__name__}.") and not name.endswith(".adapter"))

@@ -1,0 +1,200 @@
+"""What an adapter may tell the recorder, and how it gets at a framework's inside.
+
+A framework changes under its adapter. So everything that an adapter relies on goes through `wrap`, `needs` or `takes`:
+what is not there is written down (`recorder/rank<r>.json`), and forbids the verdict "identical".
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from detrun.recorder import pacing, tracking
+from detrun.recorder.progress import AdapterFacts
+
+if TYPE_CHECKING:
+    from detrun.recorder.observer import Observer
+    from detrun.recorder.session import Session
+
+Kind = Literal["training", "derived"]
+"""derived: bookkeeping that may restart on resume, such as a cumulative rate. It is recorded and never an alarm."""
+
+_SOURCES: Mapping[str, str] = {"training": "adapter", "derived": "derived"}
+
+
+class Adapter:
+    """One framework's in this process. Nothing that an adapter calls here raises into the program.
+
+    name: the framework's. tried: the versions that the adapter was tried on.
+    """
+
+    def __init__(self, name: str, tried: Sequence[str], session: Session, observer: Observer) -> None:
+        self.name = name
+        self.session = session
+        self.observer = observer
+        self._facts = AdapterFacts(name, list(tried))
+        session.cost.adapters.append(self._facts)
+
+    # The framework's inside
+
+    def version(self, text: object) -> None:
+        """The framework's version as found."""
+        self._facts.version = str(text)
+
+    def lacks(self, what: str) -> None:
+        """Something that the adapter relies on is not there: the run is not verified, and says so with these words."""
+        if what not in self._facts.lacks:
+            self._facts.lacks.append(what)
+            self.session.when_claimed(self.session.write_cost)
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """The adapter's own code raised: what it would have recorded is missing."""
+        what = f"what it expected {where} ({type(error).__name__}: {error})"
+        self.lacks(what)
+
+    def needs(self, owner: Any, path: str) -> Any:
+        """The attribute `path` (dotted) of a module or class, or None where it is not there, which is a lack."""
+        found = owner
+        for part in path.split("."):
+            if not hasattr(found, part):
+                self.lacks(f"{_name_of(owner)}.{path}")
+                return None
+            found = getattr(found, part)
+        return found
+
+    def takes(self, function: object, *parameters: str) -> bool:
+        """Whether a function of the framework's has these parameters; each that it has not is a lack."""
+        try:
+            known = inspect.signature(function).parameters  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            self.lacks(f"the parameters of {_name_of(function)}")
+            return False
+        absent = [name for name in parameters if name not in known]
+        for name in absent:
+            self.lacks(f"parameter {name} of {_name_of(function)}")
+        return not absent
+
+    def wrap(self, owner: Any, path: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        """Replace the function `path` (dotted) of a module or class by `around(function)`, also in every module that
+        imported it by name. False, and a lack, where it is not there."""
+        original = self.needs(owner, path)
+        if original is None:
+            return False
+        if not callable(original):
+            self.lacks(f"a function {_name_of(owner)}.{path}")
+            return False
+        before, _, name = path.rpartition(".")
+        holder = functools.reduce(getattr, before.split("."), owner) if before else owner
+        static = inspect.getattr_static(holder, name)
+        made = around(original)
+        functools.update_wrapper(made, original)
+        if isinstance(static, (staticmethod, classmethod)):
+            setattr(holder, name, staticmethod(made))
+            return True
+        setattr(holder, name, made)
+        if not isinstance(holder, type):
+            for module in list(sys.modules.values()):
+                namespace = getattr(module, "__dict__", None)
+                if isinstance(namespace, dict) and namespace.get(name) is original:
+                    setattr(module, name, made)
+        return True
+
+    def run(self, event: Callable[..., None], *args: Any) -> None:
+        """Call a part of the adapter from inside the program: what it raises counts as a lack, its time is charged."""
+
+        def guarded() -> None:
+            try:
+                event(*args)
+            except Exception as error:  # noqa: BLE001 - the program's run is worth more than its record
+                self.failed(f"in {getattr(event, '__name__', event)}", error)
+
+        self.session.run(guarded)
+
+    # Metrics
+
+    def metric(self, name: str, value: object, kind: Kind = "training") -> None:
+        """A metric of the step that is going on, or else has just ended. value: a number or a tensor of one element,
+        which is read later and without waiting for its device."""
+        self.session.tell(name, value, _SOURCES[kind])
+
+    def metric_at(self, step: int, name: str, value: object, kind: Kind = "training") -> None:
+        """The same where the framework gives its own number of the step, counted from 1."""
+        self.session.tell(name, value, _SOURCES[kind], step)
+
+    def tells(self, *names: str) -> None:
+        """The adapter gives these (`loss`, `grad_norm`) in every step: the recorder need not find its own."""
+        self.session.told_by_adapter.update(names)
+
+    # Steps
+
+    def paces(self) -> None:
+        """From here on a step ends where the adapter says so, and not where torch's optimizers have stepped. To be told
+        when the framework's own loop begins its first step."""
+        self.session.paced = True
+
+    def step_begins(self, number: int | None = None) -> None:
+        """The framework's loop begins a step. number: its own, 1 for the first step ever."""
+        self.session.run(pacing.step_begins, self.observer, number)
+
+    def step_ends(self, number: int | None = None, *, skipped: bool = False) -> None:
+        """It ends. skipped: an overflow was found and no optimizer stepped. Where a planned interruption is due, the
+        process ends here."""
+        self.session.run(pacing.step_ends, self.observer, number, skipped)
+        self.session.interrupt_closed()
+
+    @contextmanager
+    def backward(self, tensors: Tensor | Sequence[Tensor] | None) -> Iterator[None]:
+        """A backward pass that does not go through `torch.autograd.backward`; what it starts from, if it is one number,
+        is a loss."""
+        with self.observer.backward_by_hand(tensors):
+            yield
+
+    # What this rank is, and what else it holds
+
+    def coordinates(self, **places: int) -> None:
+        """Where this rank stands: pp, tp, cp, dp, ep. Before the first step ends. A metric that no rank of a pipeline
+        stage has is that stage's nature, as long as another stage has it."""
+        self.session.told_coordinates.update(places)
+
+    def replicas(self, ranks: Sequence[int]) -> None:
+        """The global ranks, this one among them, that hold the same parameters as this one after every step."""
+        self.session.told_replicas = sorted(int(rank) for rank in ranks)
+
+    def names(self, function: Callable[[], Mapping[int, str]]) -> None:
+        """function: gives, by id, names of tensors that an optimizer holds and no module has (master copies, shards).
+        Called at each boundary."""
+        self.observer.capture.namers.append(function)
+
+    def stream(self, name: str, read: Callable[[], Any]) -> None:
+        """A named random number stream. read: gives its state (uint8, on the host), a torch.Generator, or None where it
+        does not exist yet. In every step's digest, and a row at each boundary."""
+        self.session.streams.add(name, read)
+
+    def track(self, name: str, thing: object) -> None:
+        """More state, as `detrun.track` takes it: captured at each boundary, and a difference of it counts."""
+        tracking.track(name, thing)
+
+    def saves(self) -> None:
+        """A save begins that goes through none of torch's own and of safetensors' functions."""
+        self.session.run(self.observer.save_begins)
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """A restore: what happens inside is no forward pass and no step."""
+        self.observer.restoring += 1
+        try:
+            yield
+        finally:
+            self.observer.restoring -= 1
+
+
+def _name_of(thing: Any) -> str:
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__name__
+    return f"{module}.{name}" if module and module != name else str(name)
