@@ -23,14 +23,16 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 check: lint  ## Before every commit: under two minutes.
-	$(BIN)/pytest -m 'not slow and not cluster and not full' -n 2 -q
+	$(BIN)/pytest -m 'not slow and not cluster and not frameworks and not full' -n 2 -q
 
 test: lint  ## Everything, on a real Slurm cluster that is brought up on this machine where it can be installed.
-	$(BIN)/pytest -m 'not cluster and not full' -n 2
+	$(BIN)/pytest -m 'not cluster and not frameworks and not full' -n 2
+	$(BIN)/pytest -m 'frameworks and not full'
 	$(BIN)/pytest -m cluster
 
 test-full: test  ## Also the tests of which there are many of a kind, and the benchmarks.
-	$(BIN)/pytest -m full -n 2
+	$(BIN)/pytest -m 'full and not frameworks' -n 2
+	$(BIN)/pytest -m 'full and frameworks'
 	$(MAKE) bench
 
 bench: $(READY)  ## What things cost and how long they take here, as JSON below benchmarks/results.
@@ -41,4 +43,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .detrun .hypothesis .pytest_cache .mypy_cache .ruff_cache dist build
+	rm -rf $(VENV) .frameworks .detrun .hypothesis .pytest_cache .mypy_cache .ruff_cache dist build

@@ -22,11 +22,8 @@ from typing import Any
 
 FRAMEWORK = ("megatron", "__main__", "pretrain_", "gpt_builders", "hybrid_builders")
 
-FACTORIES = (
-    "tensor as_tensor empty zeros ones full arange rand randn randint randperm eye linspace empty_like zeros_like "
-    "ones_like full_like rand_like randn_like empty_strided scalar_tensor"
-).split()
-METHODS = "new_empty new_zeros new_ones new_full new_tensor".split()
+FACTORIES = ["tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "eye", "linspace", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "empty_strided", "scalar_tensor"]
+METHODS = ["new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"]
 
 
 def install() -> None:
@@ -34,7 +31,7 @@ def install() -> None:
     if not hasattr(typing, "override"):  # Python 3.11: megatron-core from 0.17 on imports it
         typing.override = lambda function: function  # type: ignore[attr-defined]
     import torch
-    import torch._inductor.runtime.triton_compat  # noqa: F401 - torch finds no triton now, and remembers
+    import torch._inductor.runtime.triton_compat
 
     if importlib.util.find_spec("triton") is None:
         sys.meta_path.append(_NoTriton())
@@ -151,9 +148,9 @@ def _devices(torch: Any) -> None:
     cuda.get_device_properties = lambda *args, **kwargs: types.SimpleNamespace(
         name="cpu", major=8, minor=0, total_memory=1 << 34, multi_processor_count=1
     )
-    for name in "set_device synchronize empty_cache set_stream reset_peak_memory_stats check_error _lazy_init".split():
+    for name in ["set_device", "synchronize", "empty_cache", "set_stream", "reset_peak_memory_stats", "check_error", "_lazy_init"]:
         setattr(cuda, name, nothing)
-    for name in "memory_allocated max_memory_allocated memory_reserved max_memory_reserved".split():
+    for name in ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"]:
         setattr(cuda, name, lambda *args, **kwargs: 0)
     cuda.memory_stats = lambda *args, **kwargs: Zeros()
     cuda.is_current_stream_capturing = lambda: False

@@ -98,6 +98,7 @@ def make_spec():
 
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.models.hybrid import hybrid_block
     from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
@@ -120,8 +121,6 @@ def make_spec():
         TransformerLayer,
         TransformerLayerSubmodules,
     )
-
-    from megatron.core.models.hybrid import hybrid_block
 
     hybrid_block.TENorm = Norm  # HybridStack asks for Transformer Engine's norm by name
     bda = get_bias_dropout_add

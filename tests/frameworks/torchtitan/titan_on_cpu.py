@@ -1,13 +1,17 @@
 """`torchtitan.train` on the CPU with gloo: `titan_on_cpu.py ARGUMENTS OF TORCHTITAN`. No file of torchtitan is edited.
 
 torchtitan asks torch for the accelerator and takes cuda where there is none; attention is FlexAttention, which has no
-backward pass on the CPU; FSDP's scaled reduction is one that gloo has not. Each gets an answer here, before torchtitan
-is imported. Nothing is recorded here: that is detrun's part.
+backward pass on the CPU; FSDP's scaled reduction is one that gloo has not; triton, which it imports, may be missing.
+Each gets an answer here, before torchtitan is imported. Nothing is recorded here: that is detrun's part.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import os
+import sys
+import types
 from typing import Any
 
 import torch
@@ -41,6 +45,50 @@ def _be_the_accelerator() -> None:
         torch.distributed.set_timeout = lambda *_, **__: None
 
 
+class _Anything:
+    """Stands for whatever a module of kernels names at its top; as a decorator it leaves the function alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Anything()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+
+class _NoTriton:
+    """Finds an empty `triton` with all its parts: its kernels are declared at import, and none runs on the CPU."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] == "triton":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return types.ModuleType(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__version__ = "0.0"
+        module.__getattr__ = self._part
+
+    @staticmethod
+    def _part(name: str) -> Any:
+        if name[0].isupper():  # torch asks whether something is a `JITFunction`
+            return type(name, (), {})
+        return _Anything().__getattr__(name)
+
+
+def _do_without_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        import torch._inductor.runtime.triton_compat  # noqa: F401 - torch finds none, and remembers
+
+        sys.meta_path.append(_NoTriton())
+
+
 def _sum_gradients() -> None:
     from torch.distributed.fsdp import FSDPModule
 
@@ -70,6 +118,7 @@ def _attend_densely() -> None:
 
 if __name__ == "__main__":
     _be_the_accelerator()
+    _do_without_triton()
     _sum_gradients()
     _attend_densely()
     from torchtitan.train import main
