@@ -15,7 +15,12 @@ PACKAGE = ROOT / "detrun"
 
 FRAMEWORKS = ("megatron", "torchtitan", "lightning", "transformers", "deepspeed", "accelerate")
 # A rule's source may be named where the rule is data.
-RULE_DATA = {"determinism/canonical.py", "diagnose/catalog.yaml"}
+RULE_DATA = {
+    "determinism/canonical.py",
+    "diagnose/catalog.yaml",
+    "checkpoints/layouts.yaml",
+    "records/sources/patterns.yaml",
+}
 
 
 def sources() -> list[Path]:

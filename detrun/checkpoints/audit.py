@@ -16,7 +16,7 @@ from detrun.checkpoints.read import open_checkpoint
 from detrun.errors import RecordError
 from detrun.fingerprint.byte_digest import ByteHasher
 
-Kind = Literal["partial", "unreadable", "stale", "pointer", "shared-streams"]
+Kind = Literal["partial", "unreadable", "stale", "pointer", "shared-streams", "not-for-resuming"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Fault:
 
     kind: `partial` (torn, or a save under way), `unreadable` (whole, but a part of it cannot be read), `stale`
     (parameters and optimizer are those of an earlier checkpoint, byte for byte), `pointer` (says something that is not
-    on disk), `shared-streams` (ranks have equal random streams where they must differ). certain: False for what may be
-    meant so.
+    on disk), `shared-streams` (ranks have equal random streams where they must differ), `not-for-resuming` (whole, and
+    holds less than a training goes on from). certain: False for what may be meant so.
     """
 
     kind: Kind
@@ -48,6 +48,8 @@ def audit(directory: Path, pattern: str | None = None) -> list[Fault]:
     for each in found:
         if not each.complete:
             continue
+        if each.no_resume:
+            faults.append(Fault("not-for-resuming", each.path, each.no_resume, certain=False))
         look = _look(each.path)
         faults += [Fault("unreadable", each.path, problem) for problem in look.problems]
         if look.tensors and look.rolled in seen:

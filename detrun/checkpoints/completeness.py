@@ -58,9 +58,6 @@ def _problems(checkpoint: Checkpoint, listed: tuple[PurePosixPath, ...]) -> Iter
     finally:
         files.close()
     yield from _shards_of_a_set(checkpoint.path, listed)
-    sharded = checkpoint.format == "iterations" and PurePosixPath(METADATA) in listed
-    if sharded and PurePosixPath("metadata.json") not in listed:
-        yield "metadata.json, which is written last, is missing"
 
 
 def _member_problems(files: Files, member: Member) -> Iterator[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from detrun.checkpoints.completeness import Checked, check
-from detrun.checkpoints.pointers import TRACKER, tracked_step
+from detrun.checkpoints.layouts import Layout, Told, like_its_siblings, look, pointer_of, recognise
+from detrun.checkpoints.pointers import TRACKER, Pointer, read_pointer
 from detrun.checkpoints.read import TORCH_SUFFIXES
 from detrun.errors import UsageError
 from detrun.records.files import modified
@@ -24,8 +25,9 @@ _FILE_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".pkl")
 class Found:
     """A checkpoint: a folder, or a file where the program saves each checkpoint as one.
 
-    step: the number that its name tells, None if it tells none. complete: every file it needs is there and whole; else
-    `why` says what is not. format: as in `read.Checkpoint`.
+    step: the number that its name or its layout tells, None if neither does. complete: every file it needs is there and
+    whole; else `why` says what is not. format: as in `read.Checkpoint`. layout: what it is known as, "" for none.
+    no_resume: why training cannot go on from it though it is whole, "" if it can.
     """
 
     path: Path
@@ -33,33 +35,45 @@ class Found:
     complete: bool
     why: str
     format: str
+    layout: str = ""
+    no_resume: str = ""
 
 
-def find_checkpoints(directory: Path, pattern: str | None = None) -> list[Found]:
+def find_checkpoints(directory: Path, pattern: str | None = None, ranks: int | None = None) -> list[Found]:
     """The checkpoints in a directory, oldest first: by step; those without one come first, by time of change.
 
     pattern: how a checkpoint's path below `directory` tells its step, such as "step-{step}" or "{step}/state.pt";
-    without one, the last number in a name is the step. What has a hidden or temporary name is listed as incomplete. A
-    directory that is not there has none. Raises UsageError for a pattern without exactly one "{step}", or one that
-    leads out of the directory.
+    without one, its layout tells the step, or the last number in its name is it. What has a hidden or temporary name is
+    listed as incomplete. A directory that is not there has none. ranks: how many the job has, where that is known.
+    Raises UsageError for a pattern without exactly one "{step}", or one that leads out of the directory.
     """
-    candidates = list(_by_pattern(directory, pattern) if pattern is not None else _by_number(directory))
-    candidates.sort(key=lambda each: (each.step is not None, each.step or 0, modified(each.path), each.path.name))
-    checked = [check(each.path) for each in candidates]
-    last = tracked_step(directory)
-    whole = [not each.under_way and not seen.why for each, seen in zip(candidates, checked, strict=True)]
-    names = [_file_names(each, seen) for each, seen in zip(candidates, checked, strict=True)]
+    listed = list(_by_pattern(directory, pattern) if pattern is not None else _by_number(directory))
+    looks = [_Look(each, check(each.path)) for each in listed]
+    _recognise(looks, ranks)
+    looks = [each for each in looks if each.told is not None or not each.candidate.unnamed]
+    if pattern is None:
+        for each in looks:
+            if each.told is not None and each.told.step is not None:
+                each.candidate = replace(each.candidate, step=each.told.step)
+    looks.sort(key=lambda each: each.order)
+    for each in looks:
+        each.names = _file_names(each.candidate, each.seen)
+        each.why = _why(each, directory, looks)
+    whole = [not each.why for each in looks]
     found = []
-    for index, (each, seen) in enumerate(zip(candidates, checked, strict=True)):
-        why = seen.why
-        if each.under_way:
-            why = "has the name of a save under way"
-        elif not why and last is not None and each.step is not None and each.step > last:
-            why = f"{TRACKER} says {last}: this save had not ended"
-        elif not why:
-            others = [(candidates[i].path.name, names[i]) for i in range(len(names)) if i != index and whole[i]]
-            why = _lacks(names[index], others)
-        found.append(Found(each.path, each.step, not why, why, seen.format))
+    for index, each in enumerate(looks):
+        why = each.why
+        if not why:
+            others = [
+                (other.candidate.path.name, other.names)
+                for i, other in enumerate(looks)
+                if i != index and whole[i] and not (other.told and other.told.no_resume)
+            ]
+            # One that is meant to hold less than the others lacks nothing.
+            why = "" if each.told and each.told.no_resume else _lacks(each.names, others)
+        path, step, told = each.candidate.path, each.candidate.step, each.told
+        name, no_resume = (told.layout.name, told.no_resume) if told is not None else ("", "")
+        found.append(Found(path, step, not why, why, each.seen.format, name, "" if why else no_resume))
     return found
 
 
@@ -75,9 +89,61 @@ def newest_complete(directory: Path, pattern: str | None = None) -> tuple[Found 
 
 @dataclass(frozen=True)
 class _Candidate:
+    """unnamed: its name tells no number, so it is one only if its layout is known."""
+
     path: Path
     step: int | None
     under_way: bool = False
+    unnamed: bool = False
+
+
+@dataclass
+class _Look:
+    """A candidate and what was seen of it."""
+
+    candidate: _Candidate
+    seen: Checked
+    told: Told | None = None
+    names: frozenset[str] = frozenset()
+    why: str = ""
+
+    @property
+    def order(self) -> tuple[bool, int, float, str]:
+        step, path = self.candidate.step, self.candidate.path
+        return (step is not None, step or 0, modified(path), path.name)
+
+
+def _recognise(looks: list[_Look], ranks: int | None) -> None:
+    rules: list[Layout | None] = [recognise(each.candidate.path, each.seen.files) for each in looks]
+    for each, shown in zip(looks, list(rules), strict=True):
+        sibling = like_its_siblings(each.candidate.path, each.seen.files, rules)
+        rule = sibling if sibling is not None else shown
+        if rule is not None:
+            each.told = look(rule, each.candidate.path, each.seen.files, ranks)
+
+
+def _why(each: _Look, directory: Path, looks: Sequence[_Look]) -> str:
+    """Why a checkpoint is not whole by itself, or is none that the file beside it would lead to; "" if it is."""
+    if each.candidate.under_way:
+        return "has the name of a save under way"
+    if each.seen.why:
+        return each.seen.why
+    if each.told is not None and each.told.lacks:
+        return each.told.lacks
+    pointer, problem = read_pointer(directory, TRACKER), ""
+    if each.told is not None and each.told.layout.newest:
+        pointer, problem = pointer_of(each.told.layout, (directory, each.candidate.path.parent))
+    if pointer is None or each.candidate.step is None:
+        return problem
+    last = _step_of(pointer, looks)
+    if last is not None and each.candidate.step > last:
+        return f"{pointer.name} says {pointer.target}: this save had not ended"
+    return ""
+
+
+def _step_of(pointer: Pointer, looks: Sequence[_Look]) -> int | None:
+    named = [each.candidate.step for each in looks if each.candidate.path.name == Path(pointer.target).name]
+    return next((step for step in named if step is not None), pointer.step)
 
 
 def _by_number(directory: Path) -> Iterator[_Candidate]:
@@ -86,9 +152,12 @@ def _by_number(directory: Path) -> Iterator[_Candidate]:
         stem = path.name if is_folder else path.name.removesuffix(path.suffix)
         under_way = _UNDER_WAY.search(path.name) is not None
         numbers = _NUMBER.findall(stem)
-        if not numbers or path.is_symlink():
+        if path.is_symlink():
             continue
-        if _has_file(path) if is_folder else (path.suffix in _FILE_SUFFIXES or under_way):
+        if not numbers:
+            if _may_be_one(path, is_folder) and not under_way:
+                yield _Candidate(path, None, unnamed=True)
+        elif _has_file(path) if is_folder else (path.suffix in _FILE_SUFFIXES or under_way):
             yield _Candidate(path, _step(numbers[-1]), under_way)
 
 
@@ -110,6 +179,13 @@ def _by_pattern(directory: Path, pattern: str) -> Iterator[_Candidate]:
             yield _Candidate(whole, _step(found[1])) if whole.exists() else _Candidate(path, _step(found[1]), True)
         elif _UNDER_WAY.search(path.name) and (numbers := _NUMBER.findall(path.name)):
             yield _Candidate(path, _step(numbers[-1]), True)
+
+
+def _may_be_one(path: Path, is_folder: bool) -> bool:
+    """Whether something without a number in its name is worth a look: a folder with files right in it, or a file."""
+    if not is_folder:
+        return path.suffix in _FILE_SUFFIXES
+    return any(each.is_file() for each in _children(path))
 
 
 def _step(digits: str) -> int | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from detrun.checkpoints.entry import Bytes, Entry
-from detrun.checkpoints.rebuild import Described, NumpyArray, NumpyDtype
+from detrun.checkpoints.rebuild import CALLS, Described, NumpyArray, NumpyDtype
 from detrun.checkpoints.tensors import Storage, StoredTensor, stored_tensor
-from detrun.checkpoints.unpickle import Global, Opaque
+from detrun.checkpoints.unpickle import Global, Opaque, unpickle
 from detrun.errors import RecordError
 from detrun.fingerprint.elements import LAYOUTS
 
@@ -19,6 +19,7 @@ _MOST_DEPTH = 100
 _LONG = 8
 """A longer list of nothing but numbers is one array: the state of a generator, the order of a data set."""
 _LONG_TEXT = 256
+_MOST_PICKLED = 64 << 20
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _INNER_NAMES = {"_local_tensor": "local"}
 """Inner tensors that the recorder knows by a shorter name (`fingerprint.tensors.parts`)."""
@@ -74,6 +75,8 @@ def _take_apart(name: str, value: Any) -> tuple[Entry | None, Iterator[tuple[str
         value = _as_tensor(value)
     if isinstance(value, StoredTensor):
         return tensor_entry(name, value), None
+    if isinstance(value, bytes) and (inner := _pickled(name, value)) is not None:
+        return _take_apart(name, inner)
     if isinstance(value, _PLAIN):
         return _plain(name, value), None
     if isinstance(value, dict):
@@ -88,6 +91,22 @@ def _take_apart(name: str, value: Any) -> tuple[Entry | None, Iterator[tuple[str
     if isinstance(value, (Global, NumpyDtype)):
         return Entry(name, "object", value=value.name if isinstance(value, Global) else value.code), None
     return Entry(name, "object", problem="is no value that a pickle makes"), None
+
+
+def _pickled(name: str, raw: bytes) -> Any:
+    """What bytes hold that are a pickle, as the states of loaders are; None for any others.
+
+    Two pickles of one state need not be the same bytes.
+    """
+    if raw[:1] != b"\x80" or raw[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05") or raw[-1:] != b".":
+        return None
+    if len(raw) > _MOST_PICKLED:
+        return None
+    try:
+        inner, end = unpickle(raw, name, CALLS)
+    except RecordError:
+        return None
+    return inner if end == len(raw) and isinstance(inner, (dict, list, tuple)) and inner else None
 
 
 def _as_tensor(storage: Storage) -> StoredTensor:

@@ -28,20 +28,17 @@ class Pointer:
 
 def pointers(directory: Path) -> list[Pointer]:
     """Every pointer that lies in a directory and can be read."""
-    found = []
-    for name in _NAMES:
-        path = directory / name
-        target = _link(path) if path.is_symlink() else _text(path)
-        if target:
-            numbers = re.findall(r"\d+", Path(target).name)
-            found.append(Pointer(name, target, int(numbers[-1]) if numbers else None))
-    return found
+    return [pointer for pointer in (read_pointer(directory, name) for name in _NAMES) if pointer is not None]
 
 
-def tracked_step(directory: Path) -> int | None:
-    """The step that the tracker file says was saved last, None without one."""
-    target = _text(directory / TRACKER)
-    return int(target) if target is not None and target.isdecimal() and len(target) < 19 else None
+def read_pointer(directory: Path, name: str) -> Pointer | None:
+    """The pointer of this name in a directory, None where it is not there or names nothing that can be read."""
+    path = directory / name
+    target = _link(path) if path.is_symlink() else _text(path)
+    if not target:
+        return None
+    numbers = re.findall(r"\d+", Path(target).name)
+    return Pointer(name, target, int(numbers[-1]) if numbers and len(numbers[-1]) < 19 else None)
 
 
 def _link(path: Path) -> str | None:

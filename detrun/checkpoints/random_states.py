@@ -17,7 +17,8 @@ _WORDS = 624
 _DEVICE_NAME = re.compile(r"rng|rand|seed|generator|cuda|device|philox", re.IGNORECASE)
 _N = r"\d+"
 _RANK = re.compile(
-    rf"((?:rank|rng_state|random_states)[_\-.=]?)({_N})"
+    # A number behind `random_rng_state.` or `np_rng_state.` is a place in a generator's own tuple.
+    rf"((?:rank|(?<!random_)(?<!np_)rng_state|random_states)[_\-.=]?)({_N})"
     # A sharded object tells its place in a grid and the grid's shape, of as many dimensions.
     rf"|(/shard_)(?:({_N}\.{_N}\.{_N})_{_N}\.{_N}\.{_N}|({_N}\.{_N})_{_N}\.{_N}|({_N})_{_N})"
 )

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from detrun.checkpoints.dcp import METADATA, SHARD_SUFFIX, dcp_entries
 from detrun.checkpoints.entry import Bytes, Entry
+from detrun.checkpoints.json_file import is_state, json_entries
 from detrun.checkpoints.safetensors_file import looks_like_safetensors, safetensors_entries
 from detrun.checkpoints.sources import Files, read
 from detrun.checkpoints.torch_file import PICKLE_MAGIC, ZIP_MAGIC, pickle_entries, zip_entries
@@ -29,8 +30,8 @@ _MOST_DEPTH = 8
 class Member:
     """A part of a checkpoint that is read by itself: a file, or a folder of shards.
 
-    kind: "torch.save", "pickle", "safetensors", "dcp", "file" (its bytes alone) or "shards" (of a save that did not
-    end). prefix: what its entries' names begin with.
+    kind: "torch.save", "pickle", "safetensors", "dcp", "json", "file" (its bytes alone) or "shards" (of a save that did
+    not end). prefix: what its entries' names begin with.
     """
 
     path: Path
@@ -114,12 +115,17 @@ def entries_of(files: Files, member: Member) -> Iterator[Entry]:
         yield from pickle_entries(source)
     elif member.kind == "safetensors":
         yield from safetensors_entries(source)
+    elif member.kind == "json":
+        yield from json_entries(source)
     else:
         yield Entry("", "bytes", (source.length,), data=Bytes(source))
 
 
 def kind_of(files: Files, path: Path) -> str:
-    """What a file is, by its first bytes; where these say nothing, by its name. Raises RecordError."""
+    """What a file is, by its first bytes; where these say nothing, by its name. Raises RecordError.
+
+    A document of JSON that has the size of a state is "json".
+    """
     source = files.whole(path)
     head = read(source, 0, min(16, source.length))
     if head.startswith(ZIP_MAGIC):
@@ -128,6 +134,8 @@ def kind_of(files: Files, path: Path) -> str:
         return "safetensors"
     if head[:1] == PICKLE_MAGIC and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return "pickle"
+    if path.suffix == ".json" and is_state(source):
+        return "json"
     return "torch.save" if path.suffix in TORCH_SUFFIXES else "file"
 
 
@@ -196,7 +204,7 @@ def shards_of_index(path: Path) -> list[str]:
 
 
 def _format(path: Path, members: list[Member]) -> str:
-    kinds = {member.kind for member in members} - {"file"}
+    kinds = {member.kind for member in members} - {"file", "json"}
     if not kinds:
         return "files"
     if ITERATION.fullmatch(path.name) and path.is_dir():

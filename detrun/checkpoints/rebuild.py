@@ -11,6 +11,7 @@ from typing import Any
 from detrun.checkpoints.sources import HeldSource
 from detrun.checkpoints.tensors import Storage, StoredTensor, dense_strides, numbers, stored_tensor
 from detrun.checkpoints.unpickle import Global, Opaque
+from detrun.errors import RecordError
 from detrun.fingerprint.elements import LAYOUTS
 
 _STORAGES = {
@@ -217,6 +218,18 @@ def _sparse(layout: Any, data: Any) -> Described:
     return Described(f"sparse tensor ({layout})", None, dict(zip((*names, "size", "coalesced"), data, strict=False)))
 
 
+def _storage_of_bytes(raw: Any) -> Any:
+    """A tensor's memory inside a pickle that is no file of `torch.save`: it is one of its own, as bytes."""
+    from detrun.checkpoints.torch_file import load_pickles  # which reads with this table
+
+    if not isinstance(raw, bytes):
+        raise ValueError("memory that is none")
+    try:
+        return load_pickles(HeldSource(raw, "a tensor in a pickle"))
+    except RecordError as error:
+        raise ValueError(str(error)) from None
+
+
 def _name(value: Any) -> str:
     return value.name if isinstance(value, Global) else "an unknown class"
 
@@ -246,6 +259,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "torch.Size": _container(tuple),
     "torch.device": _device,
     "torch.serialization._get_layout": lambda name: name,
+    "torch.storage._load_from_bytes": _storage_of_bytes,
     "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "numpy.dtype": _numpy_dtype,

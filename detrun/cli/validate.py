@@ -24,10 +24,12 @@ def validate(
     ] = False,
 ) -> int:
     """Checks a recipe: its keys, values, placeholders and interruptions. Nothing is launched."""
+    from detrun.experiments.source_checks import check_patterns
     from detrun.recipe import check_interrupts, check_supported, dump_yaml, load_recipe
 
     loaded = load_recipe(recipe, overrides or (), arms or ())
     check_supported(loaded)
+    check_patterns(loaded)
     check_interrupts(loaded)
     if not loaded.workdir.is_dir():
         typer.echo(f"note: launch.workdir: {loaded.workdir} is not a folder on this machine", err=True)

@@ -62,6 +62,7 @@ def decide(experiment: ExperimentFile, evidence: Evidence) -> Verdict:
     elif not any(pair.streams.compared for pair in evidence.pairs):
         what = "no step was recorded by both arms of a pair on any rank"
         findings.append(Finding(kind="nothing-compared", severity="not-verified", what=what))
+    findings += evidence.notes
     findings += _declared(experiment)
     findings += placement_findings(evidence.arms)
     if optimizer_steps:
@@ -195,6 +196,9 @@ def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[F
         "ignored": sorted(ignored | derived),
     }
     what = f"compared by bits: {len(metrics)} metrics, {len(components)} components of the state"
+    if evidence.source != "recorder":
+        details |= {"source": evidence.source, "resolution": evidence.resolution}
+        what = f"compared as {evidence.source} has them: {len(metrics)} metrics"
     found = [Finding(kind="coverage", severity="info", what=what, evidence=details)]
     if batchless and not evidence.asked.state_every and "batch" not in evidence.asked.absent:
         what = f"no batch was recorded in any step ({ranks_in_words(batchless, evidence.asked.ranks)})"

@@ -75,13 +75,15 @@ def _initial_state(component: str, rank: int, a: str, b: str) -> StateDifference
 def metric_difference(tally: StreamTally) -> MetricDifference:
     """A metric's first difference, on the lowest rank that has it."""
     same = tally.a["dtype"] == tally.b["dtype"]
+    # Of digits as printed nobody knows the bits between.
+    printed = "printed" in tally.a or "printed" in tally.b
     apart = distance(tally.a["bits"], tally.b["bits"], tally.a["dtype"]) if same else None
     return MetricDifference(
         step=tally.first_step,
         ranks=sorted(tally.ranks),
         a=_value(tally.a),
         b=_value(tally.b),
-        ulp=apart.ulp if apart else None,
+        ulp=apart.ulp if apart and not printed else None,
         relative=apart.relative if apart else None,
         equal_to_decimals=apart.equal_to_decimals if apart else None,
     )
@@ -90,7 +92,9 @@ def metric_difference(tally: StreamTally) -> MetricDifference:
 def _value(metric: Metric) -> Value:
     """The bits with the value that they stand for, whatever the record gave beside them."""
     bits, dtype = metric["bits"], metric["dtype"]
-    return Value(bits=bits, dtype=dtype, value=json_value(int(bits, 16), dtype))
+    # What a program wrote itself stood somewhere, and perhaps in decimals.
+    beside = {key: metric[key] for key in ("printed", "place", "mean_of_steps") if key in metric}
+    return Value(bits=bits, dtype=dtype, value=json_value(int(bits, 16), dtype), **beside)
 
 
 def divergence_findings(pair: PairEvidence, ranks: int) -> list[Finding]:

@@ -9,6 +9,7 @@ from detrun.compare.completeness import ArmEnd, Asked, RankSurvey
 from detrun.compare.environment import EnvironmentTally, InitialDifference
 from detrun.compare.streams import Gap, PairTally
 from detrun.records.jobs import JobFile, Role
+from detrun.records.verdict import Finding
 
 ENDED_BADLY = frozenset({"failed", "stalled", "cancelled", "lost"})
 
@@ -109,8 +110,14 @@ class PairEvidence:
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything about one experiment that compares arms step by step."""
+    """Everything about one experiment that compares arms step by step.
+
+    notes: findings of what the programs wrote themselves. source: where the metrics come from; resolution: how far
+    those of another source than the recorder reach, by metric."""
 
     asked: Asked
     arms: Sequence[ArmEvidence]
     pairs: Sequence[PairEvidence]
+    notes: list[Finding] = field(default_factory=list)
+    source: str = "recorder"
+    resolution: dict[str, str] = field(default_factory=dict)

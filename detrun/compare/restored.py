@@ -51,9 +51,16 @@ def state_findings(attempt: AttemptEvidence, ranks: int) -> list[Finding]:
     if rest and (differences or attempt.pair.streams.streams):
         findings.append(_explaining(rest, attempt, ranks))
     lost = [d for d in restored.differences if d.component == "local" and d.kind != "incomparable"]
+    lost += [d for d in restored.explaining if _is_idle_stream(d)]
     if lost and not differences and not attempt.pair.streams.streams:
         findings.append(_idle(lost, attempt, ranks))
     return findings
+
+
+def _is_idle_stream(difference: RowDifference) -> bool:
+    """A named stream from which neither run had drawn."""
+    rows = [row for row in (difference.a, difference.b) if row is not None]
+    return difference.component == "rng" and all(row.info.get("idle") is True for row in rows)
 
 
 def suspects_of(attempt: AttemptEvidence) -> list[Suspect]:

@@ -72,6 +72,7 @@ def decide_resume(experiment: ExperimentFile, evidence: ResumeEvidence) -> Verdi
         for weight, what in evidence.checkpoints
     ]
     arms = [reference, *(attempt.arm for attempt in evidence.attempts)]
+    findings += evidence.notes
     findings += placement_findings(_latest(arms))
     findings += coverage_findings(_as_pairs(evidence), optimizer_steps)
     findings = in_order(findings)
@@ -306,9 +307,9 @@ def _as_evidence(evidence: ResumeEvidence) -> Evidence:
 def _as_pairs(evidence: ResumeEvidence) -> Evidence:
     """As if each attempt were an arm: what was held against the reference, for the claim of an `identical`."""
     attempts = [attempt for attempt in evidence.attempts if attempt.number]
-    return Evidence(
-        evidence.asked, [evidence.reference, *(a.arm for a in attempts)], [attempt.pair for attempt in attempts]
-    )
+    arms = [evidence.reference, *(attempt.arm for attempt in attempts)]
+    pairs = [attempt.pair for attempt in attempts]
+    return Evidence(evidence.asked, arms, pairs, source=evidence.source, resolution=evidence.resolution)
 
 
 def _summaries(experiment: ExperimentFile, evidence: ResumeEvidence) -> list[ArmSummary]:

@@ -11,6 +11,7 @@ from detrun.compare.completeness import Asked
 from detrun.compare.evidence import ArmEvidence, PairEvidence
 from detrun.compare.state import GroupTally, RowDifference
 from detrun.compare.streams import PairTally
+from detrun.records.verdict import Finding
 
 
 @dataclass(slots=True)
@@ -91,10 +92,13 @@ class ControlEvidence:
 @dataclass(slots=True)
 class ResumeEvidence:
     """Everything about one resume check. checkpoints: what the audit of the checkpoint folder found, each as ("warns"
-    or "tells", in words)."""
+    or "tells", in words). notes, source, resolution: as of `Evidence`."""
 
     asked: Asked
     reference: ArmEvidence
     attempts: Sequence[AttemptEvidence]
     controls: Sequence[ControlEvidence] = ()
     checkpoints: Sequence[tuple[str, str]] = ()
+    notes: list[Finding] = field(default_factory=list)
+    source: str = "recorder"
+    resolution: dict[str, str] = field(default_factory=dict)

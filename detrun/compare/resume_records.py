@@ -57,6 +57,8 @@ def _ends(evidence: ResumeEvidence) -> list[Finding]:
         arm = attempt.arm
         if arm.job is None or arm.job.state != "interrupted":
             continue
+        if evidence.source != "recorder":
+            continue  # what a writer had not flushed is lost; which steps that leaves open is found by their union
         where: dict[str, Any] = {"arm": arm.id, "attempt": attempt.number}
         how = arm.job.interruption
         if how is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from detrun.determinism.canonical import check_environment
 from detrun.errors import UsageError
 from detrun.experiments.plan import Plan, Site, detrun_bin, pair_arms, plan_pair_jobs
+from detrun.experiments.source_checks import check_patterns
 from detrun.launch.preflight import check_command, check_node_hours, check_space, folder_size, trainer_path
 from detrun.launch.slurm import describe_partition
 from detrun.recipe import LoadedRecipe, check_launchable
@@ -46,6 +47,7 @@ def plan_pair(
 def check_shape(loaded: LoadedRecipe, cluster: str) -> None:
     """What holds for any experiment on this cluster. Raises RecipeError."""
     recipe = loaded.recipe
+    check_patterns(loaded)
     if recipe.total_ranks > MAX_RANKS:
         what = f"launch: {recipe.total_ranks:,} ranks, at most {MAX_RANKS:,} are recorded"
         raise loaded.error("launch.ranks_per_node", what, "nodes × ranks_per_node is the number of ranks")

@@ -24,7 +24,7 @@ from detrun.experiments.start import Question, write_experiment
 from detrun.experiments.trace_plan import ended_after
 from detrun.launch.cluster import Cluster
 from detrun.launch.preflight import check_node_hours
-from detrun.recipe import LoadedRecipe, Recipe, check_launchable
+from detrun.recipe import LoadedRecipe, Recipe, check_launchable, check_recorded
 from detrun.records.archive import Archive
 from detrun.records.jobs import ExperimentFile, Reference
 from detrun.records.layout import ExperimentFolder
@@ -77,6 +77,7 @@ def run_diagnose(
         raise UsageError(f"{unknown[0]} is no change", hint=f"there are: {', '.join(CHANGES)}")
     loaded = recipe_of(target, asked)
     check_launchable(loaded)
+    check_recorded(loaded, "diagnose")
     check_shape(loaded, cluster.name)
     planned = _Diagnosis(
         loaded, ExperimentFolder(archive.root / "planned"), target, cluster, options, command_line, say

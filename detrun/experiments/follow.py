@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from detrun.errors import ArchiveError, RecordError
 from detrun.launch.attempts import planned_end
 from detrun.launch.cluster import Cluster, JobStatus, SubmittedJob
-from detrun.launch.outcome import last_step, outcome_of, tail
+from detrun.launch.outcome import last_steps, outcome_of, tail
 from detrun.launch.placement import place, start_now
 from detrun.launch.spec import JobSpec, Segment
 from detrun.launch.submitted import read_submitted
@@ -167,7 +167,7 @@ class Follower:
         file = _read(attempt)
         if file is None or file.state not in FINAL:
             file = self._close_if_gone(job, segment, attempt, file)
-        steps = min((last_step(attempt.metrics(rank)) for rank in _sample(segment)), default=0)
+        steps = min(last_steps(attempt, segment, _sample(segment)).values(), default=0)
         resumed = file.resumed_from if file else None
         waits = "waiting" if job.status.state in {"running", "completing"} else job.status.state
         state = file.state if file else waits

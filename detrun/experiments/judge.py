@@ -36,6 +36,12 @@ from detrun.experiments.arm_files import (
     stage_of,
 )
 from detrun.experiments.judge_resume import gather_resume
+from detrun.experiments.judge_sources import (
+    gather_by_source,
+    gather_resume_by_source,
+    second_sources,
+    source_of,
+)
 from detrun.experiments.judge_trace import judge_trace
 from detrun.experiments.slices import read_all, slices
 from detrun.records.environment_reader import RankEnvironment
@@ -64,12 +70,19 @@ def judge(
     place = ExperimentFolder(Path(folder))
     experiment = ExperimentFile.read(place.experiment_file)
     experiment.pinned.update(pinned_on_the_node(place, experiment))
+    recorded = source_of(experiment) == "recorder"
     if experiment.experiment == "resume-check":
-        verdict = decide_resume(experiment, gather_resume(place, experiment, processes))
+        resumed = (
+            gather_resume(place, experiment, processes) if recorded else gather_resume_by_source(place, experiment)
+        )
+        resumed.notes += second_sources(place, experiment)
+        verdict = decide_resume(experiment, resumed)
     elif experiment.experiment == "trace":
         verdict = judge_trace(place, experiment, gather(place, experiment, processes))
     else:
-        verdict = decide(experiment, gather(place, experiment, processes))
+        evidence = gather(place, experiment, processes) if recorded else gather_by_source(place, experiment)
+        evidence.notes += second_sources(place, experiment)
+        verdict = decide(experiment, evidence)
     if write:
         if report:
             verdict = _with_report(place, experiment, verdict, standalone)

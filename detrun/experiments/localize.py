@@ -30,7 +30,7 @@ from detrun.experiments.resume import ResumeOptions, plan_resume, resolve_interr
 from detrun.experiments.start import Question, write_experiment
 from detrun.experiments.trace_plan import BYTE_BUDGET, Request, Window, plan_traced
 from detrun.launch.cluster import Cluster
-from detrun.recipe import LoadedRecipe, check_launchable
+from detrun.recipe import LoadedRecipe, check_launchable, check_recorded
 from detrun.records.archive import Archive
 from detrun.records.jobs import ArmPlan, ExperimentFile, Reference
 from detrun.records.layout import AttemptFolder, ExperimentFolder
@@ -123,6 +123,7 @@ def run_localize(
     else:
         loaded, baseline, reference = target, None, None
     check_launchable(loaded)
+    check_recorded(loaded, "localize")
     _check_options(loaded, options)
     if baseline is not None and (missed := _missed(loaded, options, baseline)):
         raise UsageError(f"--steps: {missed}", hint="without --steps, detrun localize traces where they part")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from detrun.launch.spec import CHECKPOINT, JobSpec, Segment, WatchdogLimits
 from detrun.recipe import LoadedRecipe, Recipe, expand
 from detrun.records.jobs import ArmPlan, Declared
 from detrun.records.layout import ExperimentFolder
+from detrun.records.sources import SourceSpec, sources_of
+from detrun.records.sources.patterns import is_file
+
+_FOR_THE_RECORDER = frozenset({"DETRUN_ATTEMPT_DIR", "DETRUN_STATE_EVERY", "DETRUN_STATE_AT", "DETRUN_DETERMINISM"})
 
 
 @dataclass(frozen=True)
@@ -259,10 +264,15 @@ def segment_of(site: Site, run: Run) -> tuple[Segment, ArmEnvironment]:
         local_threads=max(1, len(os.sched_getaffinity(0)) // (recipe.total_ranks * together)) if site.local else None,
         state_at=state_at(recipe) if run.captures else "none",
     )
-    prepend = {"PYTHONPATH": str(site.folder.recorder_dir)}
+    recorded = recipe.metrics.source == "recorder"
+    prepend = {"PYTHONPATH": str(site.folder.recorder_dir)} if recorded else {}
     if own_bin := detrun_bin(recipe, site.cluster, site.environment):
         prepend["PATH"] = own_bin
     env = dict(arm_env.env)
+    if not recorded:
+        env = {name: value for name, value in env.items() if name not in _FOR_THE_RECORDER}
+        # What a program prints is to be there when it ends, however that comes.
+        env.setdefault("PYTHONUNBUFFERED", "1")
     if run.sabotage:
         env["DETRUN_SABOTAGE"] = json.dumps({"kind": run.sabotage})
     if run.trace is not None:
@@ -298,8 +308,31 @@ def segment_of(site: Site, run: Run) -> tuple[Segment, ArmEnvironment]:
         interrupt=run.interrupt,
         checkpoints=checkpoints,
         continues=run.continues,
+        recorder=recorded,
+        sources=[spec.as_dict() for spec in written_sources(site, values)],
+        metrics=[*recipe.metrics.required, *recipe.metrics.optional],
     )
     return segment, arm_env
+
+
+def written_sources(site: Site, values: Mapping[str, str]) -> list[SourceSpec]:
+    """What the recipe names as sources beside the recorder, with paths as one attempt of an arm has them."""
+    found = []
+    # What stands for a place is no pattern, whatever characters are in it.
+    literal = {name: glob.escape(value) for name, value in values.items()}
+    for spec in sources_of(site.recipe.metrics.model_dump(mode="json")):
+        path = None if spec.path is None else expand(spec.path, literal)
+        if path is not None and not Path(path).is_absolute():
+            path = f"{glob.escape(str(site.workdir))}/{path}"
+        found.append(replace(spec, path=path, pattern=pattern_place(site, spec.pattern)))
+    return found
+
+
+def pattern_place(site: Site, pattern: str | None) -> str | None:
+    """A shipped pattern by its name; a file's by where the experiment keeps its copy."""
+    if pattern is None or not is_file(pattern):
+        return pattern
+    return str(site.folder.patterns_dir / Path(pattern).name)
 
 
 def _container_arguments(container: Mapping[str, object], folder: ExperimentFolder) -> list[str]:

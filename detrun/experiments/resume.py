@@ -15,7 +15,7 @@ from detrun.experiments.reference import ReferenceArm, find_reference
 from detrun.experiments.start import Question, start
 from detrun.launch.cluster import Cluster
 from detrun.launch.spec import HELD_KINDS
-from detrun.recipe import Interrupt, LoadedRecipe, Recipe, check_interrupts, check_launchable, expand
+from detrun.recipe import Interrupt, LoadedRecipe, Recipe, check_interrupts, check_launchable, check_recorded, expand
 from detrun.records.archive import Archive
 from detrun.records.jobs import ArmPlan
 from detrun.records.layout import ExperimentFolder
@@ -82,6 +82,8 @@ def plan_resume(
     """
     recipe = loaded.recipe
     check_launchable(loaded)
+    if options.self_test or options.observer:
+        check_recorded(loaded, "--self-test" if options.self_test else "--observer")
     interrupts = resolve_interrupts(loaded, cluster)
     arms = resume_arms(recipe, options)
     if strangers := sorted(set(recipe.arms) - {"a", "b"}):

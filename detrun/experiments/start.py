@@ -13,6 +13,7 @@ from typing import Any
 import detrun
 from detrun.errors import DetrunError, InfrastructureError
 from detrun.experiments.plan import Plan
+from detrun.experiments.source_checks import keep_patterns
 from detrun.launch import wrapper
 from detrun.launch.cluster import Cluster, SubmittedJob
 from detrun.launch.command import RANK_SCRIPT
@@ -141,6 +142,7 @@ def write_experiment(
         options=dict(question.options),
     ).write(folder.experiment_file)
     (folder.path / "recipe.yaml").write_text(loaded.text, encoding="utf-8")
+    keep_patterns(loaded, folder)
     folder.jobs_dir.mkdir(exist_ok=True)
     shutil.copyfile(str(wrapper.__file__), folder.jobs_dir / "wrapper.py")
     script = folder.jobs_dir / "rank.sh"

@@ -11,7 +11,7 @@ from detrun.experiments.plan import Plan, Site, pair_arms
 from detrun.experiments.start import Question, start
 from detrun.experiments.trace_plan import BYTE_BUDGET, Request, Window, plan_traced
 from detrun.launch.cluster import Cluster
-from detrun.recipe import LoadedRecipe, check_launchable
+from detrun.recipe import LoadedRecipe, check_launchable, check_recorded
 from detrun.records.archive import Archive
 from detrun.records.layout import ExperimentFolder
 
@@ -36,6 +36,7 @@ def plan_trace(
     """The jobs of arms that trace. Raises RecipeError for a window beyond the recipe's steps or ranks."""
     recipe = loaded.recipe
     check_launchable(loaded)
+    check_recorded(loaded, "trace")
     check_shape(loaded, cluster)
     first, last = options.steps
     if last > recipe.steps:

@@ -11,7 +11,7 @@ from pathlib import Path
 from detrun.errors import DetrunError, RecordError
 from detrun.launch.interruption import for_the_recorder, interruption_of, ranks_of
 from detrun.launch.microbatches import microbatches_by_step
-from detrun.launch.outcome import Outcome, last_step
+from detrun.launch.outcome import Outcome, last_steps
 from detrun.launch.resumption import NoCheckpoint, find_start
 from detrun.launch.spec import CHECKPOINT, JobSpec, Segment
 from detrun.records.environment_reader import read_recorder_cost
@@ -80,6 +80,8 @@ def close_attempt(
     job.reason, job.failed_rank = outcome.reason, outcome.failed_rank
     job.log, job.log_tail = outcome.log, list(outcome.log_tail)
     interruption = planned_end(folder, segment, by_time=told is not None and told[0] == "failed")
+    if interruption is not None and interruption.detail.get("left_by_itself") and outcome.exit_code:
+        interruption = None  # it left at its step because it failed there
     if refused:
         job.state, job.reason = "failed", f"it could not be interrupted: {refused}"
     elif interruption is not None and outcome.state == "done" and _ran_on(folder, segment, interruption):
@@ -101,14 +103,14 @@ def planned_end(folder: AttemptFolder, segment: Segment, *, by_time: bool = Fals
     """The interruption that was planned for this attempt, if it happened. by_time: its job ran into its limit."""
     found = interruption_of(folder, segment)
     if found is None and by_time and segment.interrupt is not None and segment.interrupt["kind"] == "timeout":
-        steps = min((last_step(folder.metrics(rank)) for rank in range(segment.ranks)), default=0)
+        steps = min(last_steps(folder, segment).values(), default=0)
         return Interruption(kind="timeout", step=steps, ranks=ranks_of(segment))
     return found
 
 
 def _ran_on(folder: AttemptFolder, segment: Segment, interruption: Interruption) -> bool:
     """Whether every rank took all steps in spite of it: nobody cared for the signal, say."""
-    last = min((last_step(folder.metrics(rank)) for rank in range(segment.ranks)), default=0)
+    last = min(last_steps(folder, segment).values(), default=0)
     return last >= segment.steps and (interruption.step or 0) < segment.steps
 
 
@@ -130,7 +132,8 @@ def _resumed_from(spec: JobSpec, segment: Segment) -> ResumedFrom:
     attempts = [place.attempt(arm, number) for number in range(segment.attempt)]
     try:
         directory = Path(checkpoints.get("directory") or "")
-        return find_start(directory, checkpoints.get("pattern"), attempts, given=segment.given_a_checkpoint)
+        given, ranks = segment.given_a_checkpoint, segment.ranks
+        return find_start(directory, checkpoints.get("pattern"), attempts, given=given, ranks=ranks)
     except NoCheckpoint as none:
         raise AttemptRefused(f"nothing to resume from: {none}") from None
     except (DetrunError, OSError) as error:
@@ -186,7 +189,7 @@ def _never_interrupted(before: AttemptFolder, whose: str, job: JobFile, segment:
         return f"{name} was never interrupted: it {how} ({job.reason or 'no reason is known'})"
     if job.interruption is not None:
         return f"{name} was never interrupted: {job.remark}"
-    last = min((last_step(before.metrics(rank)) for rank in range(segment.ranks)), default=0)
+    last = min(last_steps(before, segment).values(), default=0)
     if not last:
         return f"{name} was never interrupted: it ran to its end, and no step of it was recorded"
     asked = segment.interrupt or {}

@@ -32,11 +32,12 @@ from detrun.launch.job_host import (
     stay_with_the_family,
     wait_for_step,
 )
-from detrun.launch.outcome import last_step, outcome_of
+from detrun.launch.outcome import last_steps, outcome_of
 from detrun.launch.placement import run_quietly, settle_follower
 from detrun.launch.spec import HELD_KINDS, JobSpec, Segment
 from detrun.launch.watchdog import Watchdog
 from detrun.launch.whereabouts import whereabouts
+from detrun.launch.written import Watch, claim_interrupted, note_sources
 from detrun.recorder.environment import redacted
 from detrun.records.jobs import FINAL_STATES, JobFile, JobState
 from detrun.records.layout import AttemptFolder, ExperimentFolder
@@ -152,6 +153,7 @@ class Driver:
         job.resumed_from = start.resumed_from
         job.write(folder.job_file)
         self._write_launch(folder, segment)
+        note_sources(folder, segment)
         stalled = self._watch(folder, segment, job)
         self._close(job, stalled, folder, segment)
         return job.state
@@ -185,7 +187,7 @@ class Driver:
             except RecordError:
                 continue
             other = self.place.attempt(arm, 0)
-            if failed and not any(last_step(other.metrics(rank)) for rank in range(segment.ranks)):
+            if failed and not any(last_steps(other, segment).values()):
                 return f"not started, since arm {arm} failed before its first step"
         return None
 
@@ -249,11 +251,15 @@ class Driver:
             # srun takes these for options of the step; the step says all of it itself.
             for name in _STEP_VARIABLES:
                 env.pop(name, None)
-        watchdog = Watchdog(self.spec.watchdog, segment.steps, time.monotonic())
+        watch = Watch(folder, segment)
+        limits = self.spec.watchdog
+        if watch.active:  # what a program writes itself may come late, and in heaps
+            limits = replace(limits, at_least=max(limits.at_least, limits.start))
+        watchdog = Watchdog(limits, segment.steps, time.monotonic())
         ending = Ending(segment, folder)
         stalled = None
         # Looking at thousands of rank files takes the file system's time, so it is done less often.
-        pause = max(1.0, segment.ranks / 100)
+        pause = max(1.0, segment.ranks / 100) if segment.recorder else 0.2
         looked = time.monotonic()
         with (folder.log_dir / "launch.log").open("ab") as log:
             try:
@@ -268,6 +274,7 @@ class Driver:
                 try:
                     self.process.wait(timeout=0.2)
                     self._see_it_gone()
+                    watch.look()
                     return stalled
                 except subprocess.TimeoutExpired:
                     pass
@@ -284,11 +291,36 @@ class Driver:
                         self._end(signal.SIGKILL)
                 elif now - looked >= pause and not (ending.began and _held(segment)):
                     looked = now
-                    steps = {rank: last_step(folder.metrics(rank)) for rank in range(segment.ranks)}
+                    step = watch.look()
+                    if watch.active and self._is_due(step, ending, segment):
+                        self._interrupt(folder, segment, step)
+                    steps = {0: step, 1: -watch.alive} if watch.active else last_steps(folder, segment)
                     # A step that is recorded while the arm is being ended does not undo that.
                     stalled = stalled or watchdog.observe(looked, steps)
                     if stalled:
                         self._end(signal.SIGKILL)
+
+    def _is_due(self, step: int, ending: Ending, segment: Segment) -> bool:
+        """Whether an attempt without a recorder, which nobody ends from within, has come to its interruption."""
+        asked = segment.interrupt
+        return asked is not None and not ending.began and bool(asked.get("at_step")) and step >= int(asked["at_step"])
+
+    def _interrupt(self, folder: AttemptFolder, segment: Segment, step: int) -> None:
+        """Ends it from outside, once its step can be seen, and writes down that it was planned."""
+        assert segment.interrupt is not None
+        kind = str(segment.interrupt["kind"])
+        claim_interrupted(folder, list(range(segment.ranks)), kind, step)
+        if kind == "signal":
+            self._send(getattr(signal, f"SIG{segment.interrupt.get('signal') or 'TERM'}"))
+        else:
+            self._end(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        if self.slurm:
+            run_quietly(["scancel", f"--signal={number.name[3:]}", f"{self.job_id}.{self.steps_started - 1}"])
+        else:
+            signal_tree(self.process.pid, number)
 
     def _interrupted_by_the_scheduler(self, job: JobFile, folder: AttemptFolder, segment: Segment) -> bool:
         """Whether it ends the ranks by plan. Written down at once: this process will be ended too, within moments."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,6 +161,22 @@ def _telling_log(folder: AttemptFolder, segment: Segment, rank: int | None, task
 
 def _relative(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
+
+
+def last_steps(folder: AttemptFolder, segment: Segment, ranks: Sequence[int] | None = None) -> dict[int, int]:
+    """The last step of each rank, or of those given. Without a recorder, the step that the program's own writing tells
+    stands for all."""
+    if not segment.recorder:
+        return {0: seen_step(folder)}
+    return {rank: last_step(folder.metrics(rank)) for rank in (range(segment.ranks) if ranks is None else ranks)}
+
+
+def seen_step(folder: AttemptFolder) -> int:
+    """The last step that was seen in what the program writes itself; 0 where none was."""
+    try:
+        return int(folder.source_progress.read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def last_step(path: Path) -> int:

@@ -79,16 +79,23 @@ def _saves_of(rank: int, lines: Iterable[bytes]) -> list[Save]:
     return found
 
 
-def find_start(directory: Path, pattern: str | None, attempts: Sequence[AttemptFolder], *, given: bool) -> ResumedFrom:
+def find_start(
+    directory: Path,
+    pattern: str | None,
+    attempts: Sequence[AttemptFolder],
+    *,
+    given: bool,
+    ranks: int | None = None,
+) -> ResumedFrom:
     """The checkpoint to go on from. attempts: those that may have written it, oldest first.
 
-    given: the program is told the checkpoint; one that looks for itself may also begin anew. Raises NoCheckpoint,
-    which says what is there and why it does not count.
+    given: the program is told the checkpoint; one that looks for itself may also begin anew. ranks: of the job. Raises
+    NoCheckpoint, which says what is there and why it does not count.
     """
     saves = [save for attempt in attempts for save in read_saves(attempt)]
     rejected: list[RejectedCheckpoint] = []
-    for found in reversed(find_checkpoints(directory, pattern)):
-        why = found.why if not found.complete else _cut_short(found.path, saves)
+    for found in reversed(find_checkpoints(directory, pattern, ranks)):
+        why = found.why or found.no_resume or _cut_short(found.path, saves)
         if why:
             rejected.append(RejectedCheckpoint(path=str(found.path), why=why))
             continue

@@ -49,6 +49,8 @@ class Segment:
 
     interrupt: how this attempt is to be ended, as in DETRUN_INTERRUPT, but that its kind may be one of HELD_KINDS; with
     `command` (of a node failure; @NODE@ and @JOB@ stand for the node's name and the job's id) and `node` (its index).
+    recorder: whether the ranks take the recorder along. sources: what they write of their metrics themselves, as
+    `SourceSpec.as_dict` has it; the first one tells how far they are where there is no recorder. metrics: those wanted.
     checkpoints: `directory` and `pattern` of what this arm saves. continues: the arm whose interrupted attempt a later
     attempt goes on from; None for its own.
     """
@@ -70,6 +72,9 @@ class Segment:
     interrupt: dict[str, Any] | None = None
     checkpoints: dict[str, str | None] | None = None
     continues: str | None = None
+    recorder: bool = True
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
 
     @property
     def given_a_checkpoint(self) -> bool:

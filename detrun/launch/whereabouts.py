@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from detrun.launch.outcome import last_step
+from detrun.launch.outcome import last_steps
 from detrun.launch.spec import Segment
 from detrun.records.layout import AttemptFolder
 
 
 def whereabouts(folder: AttemptFolder, segment: Segment) -> str:
     """Which ranks were where: `last step 11 on every rank; rank 1 in forward, 1 other in backward`."""
-    steps = {rank: last_step(folder.metrics(rank)) for rank in range(segment.ranks)}
+    steps = last_steps(folder, segment)
     low, high = min(steps.values()), max(steps.values())
-    if low == high:
+    if not segment.recorder:
+        text = f"last step {low}, by what it wrote"
+    elif low == high:
         text = f"last step {low} on every rank"
     else:
         behind = [rank for rank, step in steps.items() if step == low]

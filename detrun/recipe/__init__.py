@@ -4,7 +4,14 @@ loaded = load_recipe(Path("detrun.yaml"), overrides=["steps=10"], arms=["b.args=
 loaded.recipe.launch.command, loaded.lines["launch.command"]
 """
 
-from detrun.recipe.load import LoadedRecipe, check_interrupts, check_launchable, check_supported, load_recipe
+from detrun.recipe.load import (
+    LoadedRecipe,
+    check_interrupts,
+    check_launchable,
+    check_recorded,
+    check_supported,
+    load_recipe,
+)
 from detrun.recipe.outline import recipe_schema
 from detrun.recipe.placeholders import PLACEHOLDERS, escape, expand
 from detrun.recipe.render import dump_yaml, template
@@ -35,6 +42,7 @@ __all__ = [
     "Watchdog",
     "check_interrupts",
     "check_launchable",
+    "check_recorded",
     "check_supported",
     "dump_yaml",
     "escape",

@@ -26,6 +26,9 @@ _EXPANDED: tuple[tuple[str, ...], ...] = (
     ("launch", "command", "*"),
     ("launch", "args", "*"),
     ("launch", "env", "*"),
+    ("metrics", "path"),
+    ("metrics", "also", "path"),
+    ("metrics", "also", "*", "path"),
     ("checkpoint", "directory"),
     ("checkpoint", "save_args", "*"),
     ("checkpoint", "resume_args", "*"),
@@ -35,6 +38,8 @@ _EXPANDED: tuple[tuple[str, ...], ...] = (
     ("interrupt", "*", "command", "*"),
 )
 _PATTERN = ("checkpoint", "pattern")
+_FROM_OUTSIDE = ("kill", "signal")
+"""Interruptions that need nobody in the process."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +134,33 @@ def check_launchable(loaded: LoadedRecipe) -> None:
 
 
 def check_supported(loaded: LoadedRecipe) -> None:
-    """Refuse what the schema knows and this version cannot do. Raises RecipeError."""
+    """Refuse what the schema knows and no run can do. Raises RecipeError."""
+    source = loaded.recipe.metrics.source
+    for index, interrupt in enumerate(loaded.recipe.interrupt if source != "recorder" else ()):
+        key = loaded.interrupt_key(index)
+        if interrupt.kind not in _FROM_OUTSIDE:
+            raise loaded.error(
+                f"{key}.kind",
+                f"{key}.kind: {interrupt.kind} needs the recorder in the process, and metrics.source is {source}",
+                "kill and signal are done from outside, once the step can be seen in what the program writes.",
+            )
+        if interrupt.moment != "end" or interrupt.ranks != "all" or interrupt.node is not None:
+            what = "moment" if interrupt.moment != "end" else "node" if interrupt.node is not None else "ranks"
+            raise loaded.error(
+                f"{key}.{what}",
+                f"{key}.{what}: only the recorder in the process can do that, and metrics.source is {source}",
+                "from outside all ranks are hit, after a step.",
+            )
+
+
+def check_recorded(loaded: LoadedRecipe, command: str) -> None:
+    """Refuse a recipe without the recorder for a command that looks into the process. Raises RecipeError."""
     source = loaded.recipe.metrics.source
     if source != "recorder":
         raise loaded.error(
             "metrics.source",
-            f"metrics.source: {source} is not supported yet",
-            "write source: recorder, which reads the exact bits inside the process.",
+            f"metrics.source: {command} looks into the process, and source {source} leaves the recorder out",
+            "write source: recorder, or --set metrics.source=recorder.",
         )
 
 

@@ -30,9 +30,10 @@ def recipe_schema() -> Node:
 @cache
 def _schema() -> Node:
     schema = Recipe.model_json_schema(mode="validation")
-    several = schema["properties"]["interrupt"]
-    described = {key: several.pop(key) for key in ("title", "description", "default")}
-    schema["properties"]["interrupt"] = {"anyOf": [several["items"], several, {"type": "null"}], **described}
+    for properties, key in ((schema["properties"], "interrupt"), (schema["$defs"]["Metrics"]["properties"], "also")):
+        several = properties[key]
+        described = {about: several.pop(about) for about in ("title", "description", "default")}
+        properties[key] = {"anyOf": [several["items"], several, {"type": "null"}], **described}
     return schema
 
 

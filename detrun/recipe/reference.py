@@ -39,7 +39,7 @@ def updated(page: str) -> str:
 
 
 def _sections() -> Iterator[Key]:
-    yield from (("launch",), ("metrics",), ("checkpoint",), ("interrupt",), ("arms", "b"))
+    yield from (("launch",), ("metrics",), ("metrics", "also"), ("checkpoint",), ("interrupt",), ("arms", "b"))
     yield from (("slurm",), ("watchdog",), ("limits",))
 
 

@@ -37,6 +37,7 @@ Determinism = Literal["strict", "observe", "none"]
 Pin = Literal["default", "none"]
 Placement = Literal["pinned", "allocation", "parallel", "disjoint"]
 Source = Literal["recorder", "tensorboard", "jsonl", "csv", "wandb", "log"]
+Written = Literal["tensorboard", "jsonl", "csv", "wandb", "log"]
 InterruptKind = Literal["stop", "signal", "kill", "kill-during-save", "requeue", "node-failure", "timeout"]
 InterruptMoment = Literal["end", "before-save", "after-save", "accumulation", "epoch"]
 SignalName = Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
@@ -87,14 +88,65 @@ class Launch(Section):
         return {**data, "launcher": "torchrun" if several else "none"}
 
 
+class SecondSource(Section):
+    """What the program writes of its metrics itself, held against metrics.source."""
+
+    source: Written = Field(description="tensorboard, jsonl, csv, wandb (offline files) or log.")
+    path: Text | None = Field(default=None, description="As metrics.path.")
+    pattern: Text | None = Field(default=None, description="As metrics.pattern.")
+    step: Text = Field(default="step", description="As metrics.step.")
+    every: Count = Field(default=1, description="As metrics.every.")
+    first_step: CountOrZero = Field(default=1, description="As metrics.first_step.")
+    names: dict[MetricName, Text] = Field(
+        default_factory=dict, description="As metrics.names, for this source; wins over those."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> SecondSource:
+        _check_source(self.source, self.path, self.pattern)
+        return self
+
+
+def _check_source(source: str, path: str | None, pattern: str | None) -> None:
+    """What a source cannot be found without."""
+    if source == "log" and pattern is None:
+        raise refuse(
+            "source log needs pattern",
+            hint="add pattern: the name of a shipped one, or a YAML file's path; see docs/sources.md.",
+        )
+    if source not in ("log", "recorder") and path is None:
+        raise refuse(f"source {source} needs path", hint='add path: a file, a folder or a glob, such as "{out}/logs".')
+
+
 class Metrics(Section):
     """Which numbers are held against each other."""
 
     source: Source = Field(
         default="recorder",
         description="Where the numbers come from: recorder (inside the process, every bit), or what the "
-        "program writes itself. "
-        "A source that prints decimals can show a divergence and can never prove identity.",
+        "program writes itself: tensorboard, jsonl, csv, wandb (offline files), log. The arms then run without the "
+        "recorder. A source that prints decimals can show a divergence and can never prove identity; see "
+        "docs/sources.md.",
+    )
+    path: Text | None = Field(
+        default=None,
+        description="Where the program writes them: a file, a folder or a glob. For source log without it: what the "
+        "ranks print.",
+    )
+    pattern: Text | None = Field(
+        default=None,
+        description="How the log's lines are read, and what the program calls its metrics: a shipped pattern's name, "
+        "or a YAML file's path, relative to the recipe's folder.",
+    )
+    step: Text = Field(default="step", description="The key or the column that holds the step, for jsonl, csv, wandb.")
+    every: Count = Field(default=1, description="The program writes its metrics every so many steps.")
+    first_step: CountOrZero = Field(
+        default=1, description="The number that the program gives to its first step: 1, or 0 if it counts from 0."
+    )
+    also: Annotated[tuple[SecondSource, ...], BeforeValidator(one_or_many)] = Field(
+        default=(),
+        description="Second sources: what the program writes itself, held against the first as far as its resolution "
+        "allows. A contradiction forbids `identical`.",
     )
     required: Names = Field(
         default=("loss", "grad_norm"),
@@ -116,6 +168,11 @@ class Metrics(Section):
         description="Parameters, gradients, optimizer state and RNG streams are digested every so many "
         "steps; 0 leaves them out.",
     )
+
+    @model_validator(mode="after")
+    def _can_be_found(self) -> Metrics:
+        _check_source(self.source, self.path, self.pattern)
+        return self
 
     @model_validator(mode="after")
     def _one_list_each(self) -> Metrics:

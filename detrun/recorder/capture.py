@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from detrun.fingerprint.tensors import no_dispatch_modes
 from detrun.recorder import components, live, streams, tracking
-from detrun.recorder.components import Live, Names
+from detrun.recorder.components import Live, Names, Piece
 from detrun.recorder.draft import Digest
 from detrun.recorder.optimizers import Optimizers
 from detrun.recorder.roots import find_roots, names_of_free
@@ -77,7 +77,7 @@ class Capture:
         self.session = session
         self.schedulers: Live[LRScheduler] = Live()
         self.scalers: Live[Any] = Live()
-        self.namers: list[Callable[[], Mapping[int, str]]] = []
+        self.namers: list[Callable[[], Mapping[int, str | Sequence[Piece]]]] = []
         """What adapters know of the names of tensors that only optimizers have."""
         self._optimizers = optimizers
         self._seen_roots = seen_roots
@@ -274,10 +274,10 @@ class Capture:
 
     def _names(self, frame: FrameType) -> Names:
         optimizers, seen = self._live_optimizers(), self._seen_roots()
-        free: dict[int, str] = {}
+        free: dict[int, str | Sequence[Piece]] = {}
         try:
             roots = find_roots(frame, seen, optimizers)
-            free = names_of_free(frame, roots, optimizers)
+            free.update(names_of_free(frame, roots, optimizers))
         except Exception as error:  # noqa: BLE001 - the program's objects may raise anything
             self.session.warn(f"modules are not looked for: {type(error).__name__}: {error}")
             roots = [("", seen[0])] if len(seen) == 1 else [(f"module{n}", root) for n, root in enumerate(seen)]

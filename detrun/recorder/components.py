@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from detrun.recorder.optimizers import all_of
 from detrun.recorder.rows import Rows
 from detrun.records.state_row import Component
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
+
+Piece = tuple[str, int, int]
+"""A part of a flat tensor: its name, where it begins and how many elements it has."""
 
 BOOKKEEPING: Mapping[str, str] = {
     "optimizer": "the optimizer has rows of its own",
@@ -57,18 +61,20 @@ class Names:
     """What the program calls each of its parameters, and of which modules.
 
     roots: (prefix, module), the prefix "" unless two modules would give one name to two parameters. free: by id, names
-    of parameters that only an optimizer has.
+    of parameters that only an optimizer has, or, of a flat tensor that holds parts of several, the pieces. pieces: by
+    id, those of the tensors here.
     """
 
     def __init__(
         self,
         roots: Sequence[tuple[str, nn.Module]],
         optimizers: Sequence[Optimizer],
-        free: Mapping[int, str] = MappingProxyType({}),
+        free: Mapping[int, str | Sequence[Piece]] = MappingProxyType({}),
     ) -> None:
         self.roots = list(roots)
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
+        self.pieces: dict[int, Sequence[Piece]] = {}
         self._by_id: dict[int, str] = {}
         for prefix, root in self.roots:
             for name, parameter in root.named_parameters(prefix):
@@ -78,9 +84,16 @@ class Names:
         for number, optimizer in enumerate(optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 for index, parameter in enumerate(group["params"]):
-                    name = f"optimizer{number}.group{place}.param{index}"
-                    called = free.get(id(parameter), name)
-                    self._take(self.parameters, name if called in self.parameters else called, parameter)
+                    self._take_free(f"optimizer{number}.group{place}.param{index}", parameter, free)
+            for index, tensor in enumerate(all_of(optimizer)):
+                self._take_free(f"optimizer{number}.param{index}", tensor, free)
+
+    def _take_free(self, name: str, parameter: Tensor, free: Mapping[int, str | Sequence[Piece]]) -> None:
+        called = free.get(id(parameter), name)
+        if not isinstance(called, str):
+            self.pieces[id(parameter)] = called
+            called = name
+        self._take(self.parameters, name if called in self.parameters else called, parameter)
 
     def of(self, parameter: Tensor) -> str:
         return self._by_id.get(id(parameter), "?")
@@ -93,7 +106,8 @@ class Names:
 
 def add_parameters(rows: Rows, names: Names, warn: Warn) -> None:
     for name, parameter in names.parameters.items():
-        _try(warn, f"parameter {name}", rows.tensor, "parameters", name, parameter)
+        for shown, part in _parts(name, parameter, names.pieces.get(id(parameter), ())):
+            _try(warn, f"parameter {shown}", rows.tensor, "parameters", shown, part)
 
 
 def add_buffers(rows: Rows, names: Names, warn: Warn) -> None:
@@ -122,11 +136,10 @@ def add_optimizers(rows: Rows, names: Names, optimizers: Sequence[Optimizer], wa
     for number, optimizer in enumerate(optimizers):
         # A defaultdict: reading a missing key by [] would create it and so change the checkpoint.
         state = optimizer.state
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                entry = state.get(parameter)
-                if entry:
-                    _try(warn, "optimizer state", _add_nested, rows, "optimizer", names.of(parameter), entry)
+        for parameter in all_of(optimizer):
+            entry = state.get(parameter)
+            if entry:
+                _try(warn, "optimizer state", _add_state, rows, names, parameter, entry)
         shared = {key: value for key, value in state.items() if not isinstance(key, Tensor)}
         for key in sorted(shared, key=str):
             name = _numbered("optimizer", number, len(optimizers), str(key))
@@ -181,6 +194,28 @@ def captured_ids(names: Names, optimizers: Iterable[Optimizer]) -> set[int]:
         for entry in optimizer.state.values():
             tensors += entry.values() if isinstance(entry, Mapping) else ()
     return {id(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
+
+
+def _add_state(rows: Rows, names: Names, parameter: Tensor, entry: Any) -> None:
+    pieces = names.pieces.get(id(parameter), ())
+    if not pieces or not isinstance(entry, Mapping):
+        _add_nested(rows, "optimizer", names.of(parameter), entry)
+        return
+    for key in sorted(entry, key=str):
+        value = entry[key]
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            for shown, part in _parts("", value, pieces):
+                rows.tensor("optimizer", f"{shown}.{key}", part)
+        else:
+            _add_nested(rows, "optimizer", f"{names.of(parameter)}.{key}", value)
+
+
+def _parts(name: str, tensor: Tensor, pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
+    """A flat tensor by its pieces, in order; any other as it is."""
+    if not pieces:
+        yield name, tensor
+    for shown, start, count in pieces:
+        yield shown, tensor.detach().view(-1)[start : start + count]
 
 
 def _add_nested(rows: Rows, component: Component, name: str, value: Any, depth: int = 0) -> None:

@@ -10,6 +10,9 @@ from typing import Protocol
 from detrun.recorder.pending import Scalar, Waiting
 from detrun.records.metrics_writer import MetricValue, StepLine
 
+EACH = "adapter, each micro-batch"
+"""The source of a named value that an adapter tells once a micro-batch: it is counted as a loss is."""
+
 
 class Digest(Waiting, Protocol):
     """A digest that may still be on its way; `text` once it is ready."""
@@ -82,7 +85,7 @@ class Draft:
         return StepLine(
             step=step,
             metrics=list(self.metrics()),
-            microbatches=len(self.losses or self.grad_losses) or len(batches) or None,
+            microbatches=len(self._own_losses()) or len(batches) or None,
             # Of a part of a step, neither its batch nor its loss is that of the step.
             batch=_together(batches) if batches and not self.first_microbatch else None,
             state=state,
@@ -91,20 +94,38 @@ class Draft:
             first_microbatch=self.first_microbatch,
         )
 
+    def _told(self, name: str) -> bool:
+        """Whether an adapter gave this metric: what was found otherwise is then something else."""
+        return any(name == known and source == "adapter" for known, source, _ in self.named)
+
+    def _own_losses(self) -> list[Scalar]:
+        return [] if self._told("loss") else self.losses or self.grad_losses
+
     def metrics(self) -> Iterator[MetricValue]:
-        losses = self.losses or self.grad_losses
+        losses = self._own_losses()
         if self.first_microbatch:
             for index, loss in enumerate(losses, self.first_microbatch):
                 yield _metric(f"loss[{index}]", "backward", loss)
         else:
             yield from _series("loss", "backward", losses, mean=True)
-        yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
-        if len(self.own_norms) == 1:
-            yield _own(self.own_norms[0])
-        elif self.own_norms:
-            yield _float64("grad_norm", "recorder", _root_of_squares(self.own_norms))
+        if not self._told("grad_norm"):
+            yield from _series("grad_norm", "clip_grad_norm_", self.clip_norms, mean=False)
+            if len(self.own_norms) == 1:
+                yield _own(self.own_norms[0])
+            elif self.own_norms:
+                yield _float64("grad_norm", "recorder", _root_of_squares(self.own_norms))
+        series: dict[str, list[Scalar]] = {}
         for name, source, value in self.named:
-            yield _metric(name, source, value)
+            if source == EACH:
+                series.setdefault(name, []).append(value)
+            else:
+                yield _metric(name, source, value)
+        for name, values in series.items():
+            if self.first_microbatch:
+                for index, value in enumerate(values, self.first_microbatch):
+                    yield _metric(f"{name}[{index}]", "adapter", value)
+            else:
+                yield from _series(name, "adapter", values, mean=True)
 
 
 _LISTS = (

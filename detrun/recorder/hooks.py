@@ -77,9 +77,12 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
                 if session.interruption is not None:
                     session.interrupt_closed()
                     session.interrupt("forward_begins", *observer.position())
-                return original(self, *args, **kwargs)
+                result = original(self, *args, **kwargs)
             finally:
                 flags.forward = False
+            for action in observer.when_forward_ended:
+                run(action, self, result)
+            return result
         if role is resting and not flags.resting:
             flags.resting = True
             try:

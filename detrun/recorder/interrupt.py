@@ -7,9 +7,11 @@ it writes `interrupt/rank<r>.json`: by that file the driver knows that the attem
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -86,6 +88,8 @@ class Interruption:
         self._leaves = False
         self._watching_epochs = False
         self._saves: SaveWatch | None = None
+        if asked.kind == "stop":
+            atexit.register(self.process_ends)
 
     @staticmethod
     def from_environment(env: Mapping[str, str], session: Session) -> Interruption | None:
@@ -164,6 +168,13 @@ class Interruption:
         """A data loader's iterator is exhausted."""
         if not self.fired and self._due:
             self._fire()
+
+    def process_ends(self) -> None:
+        """The process ends by itself. A program that has a stop of its own and leaves at the step asked for was stopped."""
+        if self.fired or not self._due or hasattr(sys, "last_value") or not self._is_asked():
+            return
+        self.fired = True
+        self._write_down({"left_by_itself": True})
 
     # When
 

@@ -37,6 +37,8 @@ _LOADER_STATE = frozenset(
 )
 _LOADER_STATE |= {"_sampler_iter", "_index_sampler", "_num_yielded", "_base_seed", "_generator"}
 """Of torch's loaders and their iterators; the rest are settings and what workers happen to have done."""
+UNCOMPARED: dict[type, frozenset[str]] = {}
+"""Attributes of frameworks' classes of which adapters know that they are no state: what they hold only explains."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -121,7 +123,7 @@ class _Walk:
             (issubclass(kind, nn.Module), own._module),
             (reach.is_container(kind), own._container),
             (reach.is_callable_holder(kind) or reach.is_iterator(kind), own._holder),
-            (issubclass(kind, (type, enum.Enum, BaseException, LRScheduler, str, bytes)), own._skip),
+            (issubclass(kind, (type, types.ModuleType, enum.Enum, BaseException, LRScheduler, str, bytes)), own._skip),
             (issubclass(kind, Optimizer), own._optimizer if is_program_type(kind) else own._skip),
             (is_feed_type(kind) or is_program_type(kind) or kind is types.SimpleNamespace, own._object),
         ]
@@ -266,8 +268,9 @@ class _Walk:
         if any(live_words.says_feed(base.__name__) or is_feed_type(base) for base in kind.__mro__[:-1]):
             place = replace(place, origin="feed")
         wanted = _LOADER_STATE if is_feed_type(kind) and "DataLoader" in kind.__name__ else None
+        uncompared = _uncompared(kind)
         return [
-            (place.child(f".{name}"), value)
+            (place.child(f".{name}", quiet=name in uncompared), value)
             for name, value in reach.attributes(item)
             if "__" not in name and (wanted is None or name in wanted)
         ]
@@ -322,7 +325,7 @@ class _Walk:
 
     def _attributes_of(self, place: Place, module: nn.Module) -> Iterator[Entry]:
         own = any(is_program_type(base) for base in type(module).__mro__[:-1])
-        constants = _constants(module) if own else ()
+        constants, uncompared = _constants(module) if own else (), _uncompared(type(module))
         for name, value in reach.attributes(module):
             if name in _HOOKS and isinstance(value, dict):
                 for hook in list(value.values()):
@@ -331,7 +334,8 @@ class _Walk:
             elif name not in _MODULE_OWN and "__" not in name and (own or _may_change(name, value)):
                 if name in constants and type(value) is not float:
                     continue
-                yield place.of_module(f".{name}"), value
+                there = place.of_module(f".{name}")
+                yield replace(there, quiet=True) if name in uncompared else there, value
 
 
 _Visit = Callable[[_Walk, Place, Any], Iterable[Entry]]
@@ -341,6 +345,12 @@ def _constants(module: nn.Module) -> frozenset[str]:
     """Attributes that torch's classes call constant, such as the sizes of a layer."""
     listed = [base.__dict__.get("__constants__", ()) for base in type(module).__mro__ if not is_program_type(base)]
     return frozenset(name for names in listed if isinstance(names, (list, tuple)) for name in names)
+
+
+def _uncompared(kind: type) -> frozenset[str]:
+    if not UNCOMPARED:
+        return frozenset()
+    return frozenset().union(*(UNCOMPARED.get(base, ()) for base in kind.__mro__))
 
 
 def _may_change(name: str, value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from detrun.recorder.draft import Draft
+from detrun.recorder.draft import EACH, Draft
 from detrun.recorder.pending import Scalar, scalar_from
 from detrun.records.metrics_writer import MetricValue, encode_supplement
 
@@ -84,5 +84,9 @@ class Named:
 
 def _supplement(step: int, values: Sequence[Value]) -> bytes:
     return encode_supplement(
-        step, [MetricValue(name, source, value.bits(), value.dtype) for name, source, value in values]
+        step,
+        [
+            MetricValue(name, "adapter" if source == EACH else source, value.bits(), value.dtype)
+            for name, source, value in values
+        ],
     )

@@ -22,7 +22,7 @@ from detrun.recorder.batch import batch_digest
 from detrun.recorder.capture import Capture
 from detrun.recorder.draft import Digest, Draft
 from detrun.recorder.norm import gradient_norm
-from detrun.recorder.optimizers import Optimizers, is_rehearsal, owns_any, parameters_of
+from detrun.recorder.optimizers import Optimizers, all_of, is_rehearsal, owns_any, parameters_of, with_inner
 from detrun.recorder.pending import Scalar, read, scalar_from
 from detrun.recorder.session import Session
 from detrun.recorder.state import buffers_digest, gradients_digest, optimizer_digest, tensors_digest
@@ -39,6 +39,7 @@ class Observer:
         self.cycle = Cycle()
         self.optimizer_calls = 0
         self._roots: list[weakref.ref[nn.Module]] = []
+        self._parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._clipped: set[int] = set()
         self._before_clip: dict[int, Digest] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Scalar] | None = None
@@ -51,9 +52,15 @@ class Observer:
         self._records: bool | None = None
         self.when_constructed: list[Callable[[], None]] = []
         self.when_backward_ended: list[Callable[[], None]] = []
+        self.batch_of: list[Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]] = []
+        """Each leaves those of a root module's arguments that are data."""
+        self.when_forward_ended: list[Callable[[nn.Module, Any], None]] = []
+        """Called with each root module in training mode and what it returned."""
         self.when_step_ended: list[Callable[[], None]] = []
         self.backward_by_hand: Callable[[object], AbstractContextManager[None]] = _unhooked
         """For a backward pass that does not go through torch's own function; set when torch is hooked."""
+        self.during_save: Callable[[str | None, str], AbstractContextManager[None]] = _no_save
+        """For a save that goes through none of the functions that are hooked; set when torch is hooked."""
         self.restoring = 0
         """How deep inside a framework's restore the program is: nothing in there is training."""
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
@@ -69,11 +76,17 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         self.updated()
+        if session.draft.batches and self._is_part_of_a_root(root):
+            return
         self.add_root(root)
+        if not session.draft.batches:
+            session.streams.step_begins()
         session.show("forward")
         if self._sabotage_due and session.sabotage is not None:
             self._sabotage_due = False
             session.sabotage.first_forward(sys._getframe(1))
+        for given in self.batch_of:
+            args = given(root, args)
         batch = batch_digest(args, kwargs)
         session.draft.batches.append(batch)
         if self.capture.forward_begins(sys._getframe(1), batch):
@@ -89,6 +102,15 @@ class Observer:
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root, self._root_gone))
+
+    def _is_part_of_a_root(self, module: nn.Module) -> bool:
+        """Whether it is a part of a root module that is now called by itself, behind that one: a head that a loss
+        function calls. What it is given was computed, and is no batch."""
+        known = self._parts.get(module)
+        if known is None:
+            known = any(part is module for root in self.live_roots() if root is not module for part in root.modules())
+            self._parts[module] = known
+        return known
 
     def has_roots(self) -> bool:
         """Was a root module called?"""
@@ -342,7 +364,7 @@ class Observer:
         else:
             session.held = held
         session.draft = Draft()
-        if session.state_due(session.closed + 1):
+        if session.state_due(session.closed + 1) and not session.paced:
             started = time.thread_time()
             self.take_state(held, optimizer)
             session.charge("state", started)
@@ -390,8 +412,8 @@ class Observer:
         stepped = [live[serial] for serial in sorted(self.cycle.stepped + self.cycle.tail) if serial in live]
         self._note_state(
             held,
-            tensors_digest(parameters_of(known or last)),
-            optimizer_digest(stepped or known or last),
+            tensors_digest(_each_once(known or last)),
+            optimizer_digest(with_inner(stepped or known or last, live.values())),
         )
 
     def _note_state(self, held: Draft, parameters: Digest, optimizer: Digest) -> None:
@@ -421,6 +443,14 @@ class Observer:
 
 def _unhooked(_tensors: object) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def _no_save(_path: str | None, _writer: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _each_once(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    return list({id(tensor): tensor for optimizer in optimizers for tensor in all_of(optimizer)}.values())
 
 
 def _each(tensors: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:

@@ -56,6 +56,24 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return list({id(parameter): parameter for group in groups for parameter in group}.values())
 
 
+def all_of(optimizer: Optimizer) -> list[Tensor]:
+    """Its parameters in order of group and position, then those that it has state for and that stand in no group: some
+    frameworks put a parameter into its group only while it is stepped."""
+    found = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    found |= {id(key): key for key in optimizer.state if isinstance(key, Tensor) and id(key) not in found}
+    return list(found.values())
+
+
+def with_inner(optimizers: Sequence[Optimizer], live: Iterable[Optimizer]) -> list[Optimizer]:
+    """These, and behind them those that step some of their parameters from inside them: a wrapper has no state."""
+    others = [other for other in live if not any(other is one for one in optimizers)]
+    if not others:
+        return list(optimizers)
+    theirs = {id(parameter) for one in optimizers for parameter in all_of(one)}
+    inner = [other for other in others if (its := all_of(other)) and all(id(parameter) in theirs for parameter in its)]
+    return [*optimizers, *inner]
+
+
 def owns_any(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
     """Does it update at least one of these parameters?"""
     wanted = {id(parameter) for parameter in parameters}

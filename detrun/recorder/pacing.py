@@ -21,6 +21,14 @@ def step_begins(observer: Observer, number: int | None) -> None:
             session.closed = number - 1  # whatever the checkpoint's path said
 
 
+def continues(observer: Observer, done: int) -> None:
+    """So many steps were taken before this process's first one, whatever the checkpoint's path said."""
+    session = observer.session
+    numbering = session.numbering
+    if session.held is None and session.closed == numbering.first() - 1 and numbering.shift is None:
+        numbering.done = session.closed = session.told = done
+
+
 def step_ends(observer: Observer, number: int | None, skipped: bool) -> None:
     """skipped: no optimizer stepped. The state is read all the same: it is the one at the step's end."""
     session = observer.session

@@ -62,10 +62,26 @@ class RngStreams:
         self._torch_seed: int | None = None
         self.named: dict[str, Callable[[], Any]] = {}
         """Streams that an adapter told of: what reads the state of each."""
+        self._at_first: dict[str, str] = {}
+        self._before_step: dict[str, str] = {}
 
     def add(self, name: str, read: Callable[[], Any]) -> None:
-        """A stream of the program's own. read: gives a torch.Generator, its state (uint8, on the host), or None."""
+        """A stream of the program's own. read: gives a torch.Generator, its state (uint8, on the host), or None.
+
+        A framework may have streams for purposes that a model has no use for, and restore them wrongly: of what nobody
+        draws from, the state has no effect."""
         self.named[name] = read
+
+    def step_begins(self) -> None:
+        """Nothing has been drawn yet in a step whose end will be looked at."""
+        if self.named:
+            self._before_step = self._named()
+            self._at_first = {**self._before_step, **self._at_first}
+
+    def idle(self) -> set[str]:
+        """The named streams from which nobody has drawn since this process began to train."""
+        now = self._named() if self._at_first else {}
+        return {name for name in now if self._at_first.get(name, now[name]) == now[name]}
 
     def note_torch(self) -> None:
         """torch has just been imported: nobody can have seeded it yet."""
@@ -87,15 +103,22 @@ class RngStreams:
         found = {"python": self._python(), "numpy": self._numpy(), **_torch()}
         if "torch_cpu" in found and self.torch_is_unseeded():
             found["torch_cpu"] = UNSEEDED
+        found |= self._named()
+        return {name: digest for name, digest in found.items() if digest is not None}
+
+    def rolled_up(self) -> str:
+        """One digest of all streams, of the named ones only those that were drawn from in this step."""
+        before = self._before_step
+        digests = self.digests()
+        return roll_up({n: d for n, d in digests.items() if n not in self.named or before.get(n) != d})
+
+    def _named(self) -> dict[str, str]:
+        found = {}
         for name, read in self.named.items():
             state = read()
             if state is not None:
                 found[name] = _generator(state) if hasattr(state, "get_state") else _state(state)
-        return {name: digest for name, digest in found.items() if digest is not None}
-
-    def rolled_up(self) -> str:
-        """One digest of all streams."""
-        return roll_up(self.digests())
+        return found
 
     def _python(self) -> str:
         version, words, gauss = random.getstate()

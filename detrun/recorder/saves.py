@@ -12,7 +12,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +60,23 @@ class Saves:
             if line["path"]:
                 self._written[line["path"]] = line
 
+    @contextmanager
+    def during(self, path: str | None, writer: str) -> Iterator[None]:
+        """A save that a framework writes by itself, complete when this ends without an error. path: absolute."""
+        if self.depth or not self.begun():
+            yield
+            return
+        line = self.begins(path, writer)
+        self.session.interrupt("save_begins", path)
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+        # In this order, as below: a process that is killed here leaves no end.
+        self.session.interrupt("save_ends", path)
+        self.ends(line)
+
     def renamed(self, source: Any, target: Any) -> None:
         """A file or folder has another name now: what was saved into it was saved there, as of the same position."""
         old, new = _path(source), _path(target)
@@ -93,6 +111,7 @@ class Saves:
 def install(session: Session, observer: Observer) -> None:
     """Hook the functions that save, also those of modules that are imported later."""
     saves = Saves(session, observer)
+    observer.during_save = saves.during
     _replace(torch.save, _wrapped(saves, torch.save, "torch.save", _of_second))
 
     def hook(names: dict[str, str], path_of: PathOf) -> Callable[[Any], None]:

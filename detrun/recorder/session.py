@@ -49,7 +49,8 @@ class Session:
         self.backwards = 0
         self.interruption: Interruption | None = None
         self.sabotage: Sabotage | None = None
-        self._told = self.closed
+        self.told = self.closed
+        """The last step that the planned interruption was told of."""
         self.before_drain: Callable[[], None] | None = None
         self.before_end: list[Callable[[], None]] = []
         self.muffle: threading.local | None = None
@@ -117,8 +118,8 @@ class Session:
 
     def interrupt_closed(self) -> None:
         """The same for steps that have closed since it was last told."""
-        if self._told < self.closed:
-            self._told = self.closed
+        if self.told < self.closed:
+            self.told = self.closed
             self.interrupt("step_closed", self.closed)
 
     def charge(self, purpose: str, started: float) -> None:
@@ -178,6 +179,7 @@ class Session:
         held, self.held = self.held, None
         if held is None:
             return
+        self.in_step = False
         self.closed += 1
         step = self.closed
         if not self._open():

@@ -42,10 +42,12 @@ def buffers_digest(roots: Iterable[nn.Module]) -> HostDigest | DeviceDigest | No
 def _feed_optimizer(hasher: HostHasher, elsewhere: list[Tensor], optimizer: Optimizer) -> None:
     # The state is a defaultdict: reading a missing key by [] would create it and so change the checkpoint.
     state = optimizer.state
+    grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    alone = [key for key in state if isinstance(key, Tensor) and id(key) not in grouped]
     pending: list[Tensor] = []
     keys: tuple[Any, ...] = ()
     order: list[Any] = []
-    for group in optimizer.param_groups:
+    for group in [*optimizer.param_groups, {"params": alone}] if alone else optimizer.param_groups:
         for key in sorted(group):
             if key != "params":
                 hasher.feed_text(key)

@@ -41,9 +41,11 @@ def global_rows(rng_streams: RngStreams) -> list[Row]:
     found.append(("torch_cpu", *_torch(torch.default_generator)))
     found += [(name, *_torch(generator)) for name, generator in _device_generators()]
     rows = [_row(name, kind, raw, digests.get(name) == UNSEEDED) for name, kind, raw in found]
+    idle = rng_streams.idle()
     for name, read in rng_streams.named.items():
-        made = generator_row(name, read())
+        made = generator_row(name, read(), "soft" if name in idle else "hard")
         if made is not None:
+            made[0].info["idle"] = name in idle
             rows.append(made)
     return rows
 

@@ -66,6 +66,16 @@ class AttemptFolder:
         return self.path / "progress"
 
     @property
+    def written(self) -> Path:
+        """Which sources of metrics the program writes itself, and what of them was there before."""
+        return self.path / "written.json"
+
+    @property
+    def source_progress(self) -> Path:
+        """How far it is by these."""
+        return self.path / "progress" / "source"
+
+    @property
     def log_dir(self) -> Path:
         return self.path / "log"
 
@@ -178,6 +188,11 @@ class ExperimentFolder:
     @property
     def recorder_dir(self) -> Path:
         return self.path / "recorder"
+
+    @property
+    def patterns_dir(self) -> Path:
+        """Copies of the recipe's own patterns of log lines."""
+        return self.path / "patterns"
 
     @property
     def code_dir(self) -> Path:

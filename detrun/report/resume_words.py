@@ -77,6 +77,9 @@ def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
     since = f"{ranks} × steps {min(steps) + 1} to {experiment.steps}" if steps else ranks
     if verdict.of_kind("micro-batches"):
         since = ranks  # steps are counted in micro-batches there
+    if "source" in evidence:
+        span = f"steps {min(steps) + 1} to {experiment.steps}, " if steps else ""
+        return f"{verdict.recipe}: {how}, resumed{times} from {where}: {span}{words.by_source(evidence)}"
     return f"{verdict.recipe}: {how}, resumed{times} from {where}: {since}, every bit of {words.listed(parts)}"
 
 
@@ -199,6 +202,8 @@ def fix(verdict: Verdict) -> str | None:
     """What mends it."""
     if verdict.verdict != "diverged" or verdict.first_divergence is None:
         return None
+    if verdict.culprit is None and verdict.of_kind("source"):
+        return "why is not known: metrics.source: recorder holds the restored state against the saved one"
     if verdict.culprit is None:
         return (
             "why is not known: either a piece of state was not captured (detrun.track(name, object) adds what only you "

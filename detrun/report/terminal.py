@@ -228,7 +228,7 @@ def _next(verdict: Verdict, experiment: ExperimentFile, commands: Collection[str
         )
         return
     if verdict.verdict == "diverged" and "localize" in commands:
-        yield Text(f"hint: detrun localize {id}")
+        yield Text(f"hint: {words.to_localize(verdict, id)}")
         return
     if verdict.verdict == "not-verified" and "logs" in commands:
         place = next((f.where for f in verdict.of_severity("infrastructure", "not-verified") if "arm" in f.where), {})
@@ -250,7 +250,7 @@ def _next_of_resume(
         yield Text(f"hint: {further}after the fix, detrun resume-check {recipe}")
         return
     if verdict.verdict == "diverged" and "localize" in commands:
-        yield Text(f"hint: detrun localize {id}")
+        yield Text(f"hint: {words.to_localize(verdict, id)}")
         return
     if verdict.of_kind("saving-changes") and not verdict.of_kind("not-repeatable"):
         yield Text(f"hint: find what a save draws or changes; then detrun resume-check {recipe} --observer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from detrun.compare.bits import decode, hexadecimal
 from detrun.compare.chance import pairs_for_bound
@@ -51,6 +52,9 @@ def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
     ranks = plural(experiment.ranks, "rank")
     coverage = next(iter(verdict.of_kind("coverage")), None)
     evidence = coverage.evidence if coverage else {}
+    if "source" in evidence:
+        steps = plural(int(evidence.get("steps", experiment.steps)), "step")
+        return f"{verdict.recipe}: {steps}, {by_source(evidence)}"
     steps = plural(int(evidence.get("steps", experiment.steps)), "step")
     if verdict.of_kind("micro-batches"):
         numbers = verdict.of_kind("micro-batches")[0].evidence
@@ -66,6 +70,12 @@ def _identical(verdict: Verdict, experiment: ExperimentFile) -> str:
     every = evidence.get("state_every")
     how_often = f" (state every {every} steps)" if isinstance(every, int) and every > 1 else ""
     return f"{verdict.recipe}: {ranks} × {steps}, every bit of {listed(parts)}{how_often}"
+
+
+def by_source(coverage: dict[str, Any]) -> str:
+    """What an `identical` without the recorder covers."""
+    held = listed([f"{name} ({words})" for name, words in coverage.get("resolution", {}).items()])
+    return f"{held} as {coverage['source']} has them; no state was compared"
 
 
 def _diverged(verdict: Verdict, experiment: ExperimentFile) -> str:
@@ -140,6 +150,8 @@ def first_rows(verdict: Verdict, experiment: ExperimentFile) -> list[Row]:
 def value_words(value: dict[str, object]) -> tuple[str, str]:
     """A recorded number as exact hexadecimal and as decimals."""
     bits, dtype = str(value["bits"]), str(value["dtype"])
+    if value.get("printed") is not None:
+        return (str(value["printed"]), "")
     number = decode(bits, dtype)
     if isinstance(number, int):
         return (str(number), "")
@@ -168,6 +180,8 @@ def _apart(finding: Finding) -> str:
     evidence = finding.evidence
     if evidence["a"]["dtype"] != evidence["b"]["dtype"]:
         return f"{evidence['a']['dtype']}/{evidence['b']['dtype']}"
+    if evidence["a"].get("printed") is not None or evidence["b"].get("printed") is not None:
+        return "as printed"
     if evidence.get("ulp") is None:
         return "NaN" if "nan" in str(evidence["a"]["value"]) + str(evidence["b"]["value"]) else "bits"
     return f"{evidence['ulp']:,} ULP" if "float" in evidence["a"]["dtype"] else f"{evidence['ulp']:,}"
@@ -251,7 +265,9 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     differing = [f for f in verdict.of_kind("environment") if f.severity != "info"]
     informing = [f for f in verdict.of_kind("environment") if f.severity == "info"]
     unread = verdict.of_kind("environment-file")
-    if unread:
+    if verdict.of_kind("source"):
+        facts.append("environments: not recorded")
+    elif unread:
         facts.append("environments: not all recorded")
     elif differing:
         facts.append(f"environments: {plural(len(differing), 'undeclared difference')}")
@@ -264,6 +280,13 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     if coverage and coverage.evidence.get("ignored"):
         facts.append(f"ignored by the recipe: {', '.join(coverage.evidence['ignored'])}")
     return facts
+
+
+def to_localize(verdict: Verdict, id: str) -> str:
+    """The command that goes on from a divergence."""
+    if verdict.of_kind("source"):
+        return "with metrics.source: recorder, detrun localize RECIPE names the operation"
+    return f"detrun localize {id}"
 
 
 def declared(verdict: Verdict) -> str | None:

@@ -156,4 +156,4 @@ def test_the_layout_with_a_tracker_file_is_read_as_one(tmp_path: Path) -> None:
     (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.format == "iterations"
-        assert [entry.name for entry in checkpoint.entries()] == ["w", "common.iteration", "metadata.json"]
+        assert [entry.name for entry in checkpoint.entries()] == ["w", "common.iteration", "metadata.sharded_backend"]

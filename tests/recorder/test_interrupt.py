@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from detrun import recorder
 from detrun.recorder.save_watch import SaveWatch
 from tests.recorder.harness import _child
 
@@ -181,6 +182,24 @@ def test_a_stop_is_the_programs_own_exit_once_its_save_is_done(tmp_path: Path) -
     assert ended.position == (2, 0)
     assert ended.went_on("saved-2.pt") and not ended.went_on("saved-3.pt")
     assert ended.went_on("cleaned-up")
+
+
+@pytest.mark.parametrize(("stops_after", "told"), [(2, {"left_by_itself": True}), (1, None)])
+def test_a_program_with_a_stop_of_its_own_was_stopped_if_it_was_at_that_step(
+    stops_after: int, told: dict[str, bool] | None, tmp_path: Path
+) -> None:
+    def stops_by_itself(_attempt: Path) -> None:
+        training = Training()
+        for _ in range(stops_after):
+            training.step()
+        interruption = recorder._session.interruption
+        assert interruption is not None
+        interruption.process_ends()  # a forked child does not come to the end of the interpreter
+
+    ended = interrupt(stops_by_itself, tmp_path, kind="stop")
+    assert (ended.told["detail"] if ended.told else None) == told
+    if told:
+        assert ended.position == (2, 0)
 
 
 def test_a_signal_reaches_the_programs_handler_at_its_step(tmp_path: Path) -> None:

@@ -23,7 +23,45 @@ if TYPE_CHECKING:
 
 GROUP = "detrun.adapters"
 
-BUILT_IN: dict[str, str] = {}
+_MEGATRON = (
+    "megatron.core.parallel_state",
+    "megatron.core.tensor_parallel.random",
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.transformer.moe.moe_utils",
+    "megatron.core.transformer.multi_token_prediction",
+    "megatron.core.optimizer.clip_grads",
+    "megatron.core.optimizer.optimizer",
+    "megatron.core.optimizer.distrib_optimizer",
+    "megatron.core.dist_checkpointing.serialization",
+    "megatron.training.checkpointing",
+    "megatron.bridge.training.checkpointing",
+    "megatron.training.training",
+    "megatron.bridge.training.train",
+)
+
+BUILT_IN: dict[str, str] = {
+    **dict.fromkeys(_MEGATRON, "detrun.recorder.adapters.megatron:install"),
+    "torchtitan.trainer": "detrun.recorder.adapters.torchtitan:install",
+    "torchtitan.distributed.utils": "detrun.recorder.adapters.torchtitan:distributed",
+    "torchtitan.components.metrics": "detrun.recorder.adapters.torchtitan:metrics",
+    "torchtitan.components.checkpointer.base": "detrun.recorder.adapters.torchtitan:checkpoints",
+    "torchtitan.models.deepseek_v3.mtp": "detrun.recorder.adapters.torchtitan:predictions",
+    "transformers.modeling_outputs": "detrun.recorder.adapters.transformers:install_outputs",
+    "transformers.trainer": "detrun.recorder.adapters.transformers:install_trainer",
+    "accelerate.accelerator": "detrun.recorder.adapters.accelerate:install",
+    **{
+        f"{package}.{module}": f"detrun.recorder.adapters.lightning:{function}"
+        for module, function in (
+            ("trainer.trainer", "install_trainer"),
+            ("loops.training_epoch_loop", "install_loop"),
+            ("core.module", "install_module"),
+        )
+        for package in ("pytorch_lightning", "lightning.pytorch")
+    },
+    "lightning_fabric.fabric": "detrun.recorder.adapters.lightning:install_fabric",
+    "lightning.fabric.fabric": "detrun.recorder.adapters.lightning:install_fabric",
+    "deepspeed.runtime.engine": "detrun.recorder.adapters.deepspeed:install",
+}
 """The module waited for: the function that is then called."""
 
 

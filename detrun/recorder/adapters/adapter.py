@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from detrun.recorder import pacing, tracking
+from detrun.recorder import live, pacing, tracking
+from detrun.recorder.draft import EACH
 from detrun.recorder.progress import AdapterFacts
 
 if TYPE_CHECKING:
+    from detrun.recorder.components import Piece
     from detrun.recorder.observer import Observer
     from detrun.recorder.session import Session
 
@@ -127,6 +129,34 @@ class Adapter:
         """The same where the framework gives its own number of the step, counted from 1."""
         self.session.tell(name, value, _SOURCES[kind], step)
 
+    def microbatch_metric(self, name: str, value: object) -> None:
+        """A metric of the micro-batch that is going on. Of several in a step each is there as `name[i]`, and their mean
+        as `name`, as of a loss."""
+        self.session.tell(name, value, EACH)
+
+    def batch_of(self, given: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+        """given: takes a root module and the arguments that it is called with, and returns those that are data."""
+        self.observer.batch_of.append(given)
+
+    def outputs(self, event: Callable[[Any], None]) -> None:
+        """event: called with what each root module returned in training mode."""
+
+        def ended(_root: object, result: Any) -> None:
+            self.run(event, result)
+
+        self.observer.when_forward_ended.append(ended)
+
+    def clipping(self, original: Callable[[], Any], parameters: Sequence[Tensor]) -> Any:
+        """Call a framework's own clipping of these parameters' gradients, which returns their norm: it counts as one of
+        torch's, whether it goes through that or not."""
+        observer, session = self.observer, self.session
+        session.run(observer.clip_begins, parameters)
+        seen = len(session.draft.clip_norms)
+        norm = original()
+        if len(session.draft.clip_norms) == seen:
+            session.run(observer.clip_ends, norm)
+        return norm
+
     def tells(self, *names: str) -> None:
         """The adapter gives these (`loss`, `grad_norm`) in every step: the recorder need not find its own."""
         self.session.told_by_adapter.update(names)
@@ -148,6 +178,10 @@ class Adapter:
         self.session.run(pacing.step_ends, self.observer, number, skipped)
         self.session.interrupt_closed()
 
+    def continues(self, done: int) -> None:
+        """The framework says how many steps were taken before this process's first one, whose number that settles."""
+        self.session.run(pacing.continues, self.observer, done)
+
     @contextmanager
     def backward(self, tensors: Tensor | Sequence[Tensor] | None) -> Iterator[None]:
         """A backward pass that does not go through `torch.autograd.backward`; what it starts from, if it is one number,
@@ -166,9 +200,10 @@ class Adapter:
         """The global ranks, this one among them, that hold the same parameters as this one after every step."""
         self.session.told_replicas = sorted(int(rank) for rank in ranks)
 
-    def names(self, function: Callable[[], Mapping[int, str]]) -> None:
-        """function: gives, by id, names of tensors that an optimizer holds and no module has (master copies, shards).
-        Called at each boundary."""
+    def names(self, function: Callable[[], Mapping[int, str | Sequence[Piece]]]) -> None:
+        """function: gives, by id, names of tensors that an optimizer holds and no module has (master copies, shards);
+        of a flat tensor with parts of several parameters, (name, first element, elements) of each, and every part has a
+        row of its own. Called at each boundary."""
         self.observer.capture.namers.append(function)
 
     def stream(self, name: str, read: Callable[[], Any]) -> None:
@@ -180,9 +215,21 @@ class Adapter:
         """More state, as `detrun.track` takes it: captured at each boundary, and a difference of it counts."""
         tracking.track(name, thing)
 
+    def uncompared(self, kind: type, *attributes: str) -> None:
+        """Attributes of the framework's objects that are no state (counters to be shown, timers): they only explain.
+        One that is called otherwise in another version is compared, as any attribute is."""
+        live.UNCOMPARED[kind] = live.UNCOMPARED.get(kind, frozenset()).union(attributes)
+
     def saves(self) -> None:
         """A save begins that goes through none of torch's own and of safetensors' functions."""
         self.session.run(self.observer.save_begins)
+
+    @contextmanager
+    def saving(self, path: str | None) -> Iterator[None]:
+        """The same, with its place (absolute, None where that is not known) and its end: it is complete when this ends
+        without an error."""
+        with self.observer.during_save(path, self.name):
+            yield
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

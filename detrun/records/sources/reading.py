@@ -123,7 +123,8 @@ def merge(files: Iterable[tuple[str, Found]]) -> Stream:
                 conflicts.setdefault((reading.name, reading.step), reading)
     for (name, step), reading in conflicts.items():
         earlier = stream.series[name].pop(step)
-        what = f"gives {one_line(name, 60)} of step {step} as {_shown(reading)} (line {reading.line}), and {earlier.place} as {_shown(earlier)}"
+        twice = f"{_shown(reading)} (line {reading.line}), and {earlier.place} as {_shown(earlier)}"
+        what = f"gives {one_line(name, 60)} of step {step} as {twice}"
         stream.problems.append(SourceProblem("conflict", what, reading.file, reading.line, step))
     stream.series = {name: steps for name, steps in stream.series.items() if steps}
     return stream

@@ -37,7 +37,11 @@ class SourceSpec:
         texts = (spec.source, spec.step, *spec.names, *spec.names.values())
         optional = (spec.path, spec.pattern)
         whole = all(type(n) is int and n >= 0 for n in (spec.every, spec.first_step)) and spec.every >= 1
-        if not whole or not all(isinstance(t, str) for t in texts) or not all(isinstance(t, str | None) for t in optional):
+        if (
+            not whole
+            or not all(isinstance(t, str) for t in texts)
+            or not all(isinstance(t, str | None) for t in optional)
+        ):
             raise RecordError("holds no source of metrics as detrun writes it")
         return spec
 

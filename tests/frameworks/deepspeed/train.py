@@ -37,6 +37,8 @@ class LanguageModel(torch.nn.Module):
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     buckets = {"reduce_bucket_size": options.bucket, "allgather_bucket_size": options.bucket} if options.bucket else {}
+    if options.zero == 3:
+        buckets["stage3_param_persistence_threshold"] = 0  # else so small a model is not partitioned at all
     return {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": options.accumulation,

