@@ -56,6 +56,7 @@ class Layout:
     only: Names = ()
     keys: Names = ()
     siblings: bool = False
+    unfinished: Names = ()
     whole: tuple[Names, ...] = ()
     ranks: str | None = None
     counted: Counted | None = None
@@ -175,6 +176,8 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def _lacks(rule: Layout, path: Path, listed: Sequence[PurePosixPath], ranks: int | None) -> Iterator[str]:
+    for mark in _has(listed, rule.unfinished):
+        yield f"{mark} says that its save did not end"
     for names in rule.whole:
         found = list(_has(listed, names))
         if not found:
@@ -303,7 +306,7 @@ def _rule(data: dict[str, Any]) -> Layout:
         resume_files=tuple(map(_either, resume.get("files", ()))),
         resume_keys=tuple(resume.get("keys", ())),
         resume_lacks=resume.get("lacks", ""),
-        **{key: tuple(data.pop(key, ())) for key in ("any", "none", "only", "keys")},
+        **{key: tuple(data.pop(key, ())) for key in ("any", "none", "only", "keys", "unfinished")},
     )
     if data:
         raise TypeError(f"{rule.name}: {', '.join(data)} means nothing in a layout")

@@ -238,14 +238,8 @@ def gaps_of_arm(
     optimizer_steps: what `counts_microbatches` said.
     """
     last_due = optimizer_steps or asked.steps
-    gaps: list[Gap] = []
-    excused = _excused(surveys, stages)
+    gaps = gaps_within(surveys, stages)
     for survey in surveys:
-        gaps += [
-            gap
-            for gap in survey.gaps
-            if not (gap.kind == "metric" and stages and (stages.get(survey.rank), gap.name) in excused)
-        ]
         if survey.unreadable:
             continue
         if survey.last < last_due:
@@ -258,6 +252,17 @@ def gaps_of_arm(
     if end and end.clean and end.exit_code == 0 and all(survey.unreadable for survey in surveys):
         gaps = [replace(gap, what=f"{gap.what}; {NO_STEP_SEEN}") if gap.kind == "missing" else gap for gap in gaps]
     return gaps
+
+
+def gaps_within(surveys: Sequence[RankSurvey], stages: Mapping[int, object] | None) -> list[Gap]:
+    """What is missing in the steps that the ranks took, however many those are. stages: as above."""
+    excused = _excused(surveys, stages)
+    return [
+        gap
+        for survey in surveys
+        for gap in survey.gaps
+        if not (gap.kind == "metric" and stages and (stages.get(survey.rank), gap.name) in excused)
+    ]
 
 
 def _excused(surveys: Sequence[RankSurvey], stages: Mapping[int, object] | None) -> set[tuple[object, str | None]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from detrun.compare.attempts import Position
-from detrun.compare.completeness import counts_microbatches, gaps_of_arm
+from detrun.compare.completeness import counts_microbatches, gaps_of_arm, gaps_within
 from detrun.compare.decision import (
     cost_figures,
     coverage_findings,
@@ -144,8 +144,9 @@ def _of_attempt(
     if not interrupted:
         findings += job_findings(arm, _as_evidence(evidence))
     gaps: list[Gap] = list(arm.gaps)
-    gaps += [gap for survey in arm.surveys for gap in survey.gaps] if interrupted else []
-    if not interrupted:
+    if interrupted:
+        gaps += gaps_within(arm.surveys, arm.stages)
+    else:
         gaps += gaps_of_arm(arm.surveys, asked, arm.end, arm.stages, optimizer_steps)
     required = {(gap.rank, gap.name) for gap in gaps}
     gaps += [gap for gap in attempt.pair.streams.gaps if gap.arm is None or (gap.rank, gap.name) not in required]

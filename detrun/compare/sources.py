@@ -41,7 +41,7 @@ class SourceAsked:
         """The name and readings that a stream has of a metric; those with a number before those without."""
         there = [name for name in candidates(self.spec, metric, self.pattern.names) if name in stream.series]
         for name in there:
-            if any(reading.number is not None for reading in stream.series[name].values()):
+            if _holds_numbers(stream.series[name]):
                 return name, stream.series[name]
         return (there[0], stream.series[there[0]]) if there else None
 
@@ -117,12 +117,13 @@ def survey_stream(
         survey.gaps.append(Gap("metric", what, rank, arm))
         return survey
     survey.steps = len({step for series in stream.series.values() for step in series})
-    survey.metrics = tuple(metric for metric in asked.compared if asked.series(stream, metric))
+    found_of = {metric: asked.series(stream, metric) for metric in asked.compared}
+    survey.metrics = tuple(metric for metric, found in found_of.items() if found and _holds_numbers(found[1]))
     end = min(stream.last, last if last is not None else asked.steps)
     for metric in asked.required:
-        found = asked.series(stream, metric)
+        found = found_of.get(metric)
         due = asked.due(first, end)
-        if found is None or all(reading.number is None for reading in found[1].values()):
+        if found is None or not _holds_numbers(found[1]):
             others = f"; there are {', '.join(sorted(stream.names)[:8])}" if stream.names else ""
             survey.gaps.append(
                 Gap("metric", f"{metric} is missing ({asked.requirement}{others})", rank, arm, first, name=metric)
@@ -151,6 +152,12 @@ def compare_streams(
                     Gap("one-arm", f"{shown_name(metric)} is missing, arm {other} has it", rank, arm, name=metric)
                 )
             continue
+        if mine[0] != theirs[0] and not _holds_numbers(theirs[1]) and mine[0] in b.series:
+            theirs = mine[0], b.series[mine[0]]
+        elif mine[0] != theirs[0] and not _holds_numbers(mine[1]) and theirs[0] in a.series:
+            mine = theirs[0], a.series[theirs[0]]
+        if not _holds_numbers(mine[1]) and not _holds_numbers(theirs[1]):
+            continue
         if mine[0] != theirs[0]:
             called = f"{shown_name(mine[0])} in arm {tally.a}, {shown_name(theirs[0])} in arm {tally.b}"
             what = f"{shown_name(metric)} is called {called}"
@@ -173,6 +180,10 @@ def compare_streams(
                 _differ(tally, metric, rank, step, left, right, source)
     for step in steps:
         tally.compared[step] = tally.compared.get(step, 0) + 1
+
+
+def _holds_numbers(series: Series) -> bool:
+    return any(reading.number is not None for reading in series.values())
 
 
 def _alike(a: Reading, b: Reading, x: Interval | None, y: Interval | None) -> bool | None:
@@ -277,14 +288,17 @@ Values = Mapping[str, Mapping[int, Mapping[int, Sequence[Number]]]]
 """What the first source has: by metric, step and rank the numbers that go by that name."""
 
 
-def hold_against(main: Values, stream: SourceStream, asked: SourceAsked) -> Held:
-    """Whether a run's second source may speak of the numbers of the first: of any rank's, or of their mean."""
+def hold_against(main: Values, stream: SourceStream, asked: SourceAsked, *, recorder: bool = False) -> Held:
+    """Whether a run's second source may speak of the numbers of the first: of any rank's, or of their mean.
+
+    recorder: the first source is the recorder, which may know what the program reports by another name."""
     held = Held()
     for metric in asked.compared:
         found = asked.series(stream, metric)
-        if found is None or metric not in main or asked.pattern.is_derived(found[0]):
+        known = asked.pattern.recorded.get(metric, metric) if recorder else metric
+        if found is None or known not in main or asked.pattern.is_derived(found[0]):
             continue
-        by_step = main[metric]
+        by_step = main[known]
         agreement = held.agreements.setdefault(metric, Agreement())
         for step, reading in sorted(found[1].items()):
             ranks = by_step.get(step)
@@ -317,10 +331,10 @@ def _fits(reading: Reading, by_step: Mapping[int, Mapping[int, Sequence[Number]]
     trials = [[each[rank] for each in ranks] for rank in sorted(common)]
     if reading.is_mean and any(agree(reading.number, number) for number in numbers):
         return True
-    if any(_is_mean(reading.number, [numbers[0] for numbers in trial]) for trial in trials):
+    if reading.is_mean and any(_is_mean(reading.number, [numbers[0] for numbers in trial]) for trial in trials):
         return True
     everything = [numbers[0] for each in ranks for numbers in each.values()]
-    return len(everything) > 1 and _is_mean(reading.number, everything)
+    return len(here) > 1 and _is_mean(reading.number, everything)
 
 
 def _is_mean(number: Number, of: Iterable[Number]) -> bool:

@@ -5,7 +5,7 @@ What is handed on is the same evidence as that of recorded runs, so that one pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -168,7 +168,7 @@ def _second(
     cut_short = job is not None and job.state != "done"
     findings, whole = [], None
     for stream in mine.streams.values():
-        held = hold_against(values, stream, mine.asked)
+        held = hold_against(values, stream, mine.asked, recorder=main == "recorder")
         if whole is None:
             whole = held
         else:
@@ -214,25 +214,17 @@ def _values(
                     if reading.number is not None and not reading.is_mean and not reading.partial:
                         found.setdefault(metric, {}).setdefault(step, {}).setdefault(rank, []).append(reading.number)
         return found
-    rules = experiment.metric_rules
     reader = LineReader()
     ranks = range(asked.ranks)
     for rank in ranks if asked.ranks <= MAX_RANKS else [*ranks[: MAX_RANKS // 2], *ranks[-MAX_RANKS // 2 :]]:
         for step, record in read_rank_metrics(attempts[index].metrics(rank), None, reader).steps.items():
-            for metric in (*rules.required, *rules.optional):
-                for number in _recorded(record.contents.metrics, (metric, asked.names.get(metric, metric))):
-                    found.setdefault(metric, {}).setdefault(step, {}).setdefault(rank, []).append(number)
-    return found
-
-
-def _recorded(metrics: dict[str, dict[str, Any]], names: Iterable[str]) -> list[Number]:
-    """The numbers that a record has by a name, the better source's first, then other sources' words for it."""
-    found = []
-    for name in dict.fromkeys(names):
-        keys = [key for key in metrics if key == name or key.startswith(f"{name} (")]
-        for key in sorted(keys, key=len):
-            bits, dtype = metrics[key]["bits"], metrics[key]["dtype"]
-            found.append(Number(scalar.parse_bits(bits, dtype), dtype, "exact"))
+            # The better source's word has the plain name and stands first; others' are `loss (backward)`.
+            for key, held in sorted(record.contents.metrics.items(), key=lambda item: len(item[0])):
+                number = Number(scalar.parse_bits(held["bits"], held["dtype"]), held["dtype"], "exact")
+                found.setdefault(key.partition(" (")[0], {}).setdefault(step, {}).setdefault(rank, []).append(number)
+    for ours, theirs in asked.names.items():
+        if ours not in found and theirs in found:
+            found[ours] = found[theirs]
     return found
 
 

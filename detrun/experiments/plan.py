@@ -337,7 +337,8 @@ def pattern_place(site: Site, pattern: str | None) -> str | None:
 
 def _container_arguments(container: Mapping[str, object], folder: ExperimentFolder) -> list[str]:
     """srun's container arguments as the recipe has them; the experiment's folder is mounted besides."""
-    named = {key if key.startswith("container") else f"container-{key}": value for key, value in container.items()}
+    whole = ("container", "no-container")
+    named = {key if key.startswith(whole) else f"container-{key}": value for key, value in container.items()}
     own = f"{folder}:{folder}"
     mounts = str(named.get("container-mounts") or "")
     named["container-mounts"] = f"{mounts},{own}" if mounts else own

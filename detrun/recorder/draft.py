@@ -39,7 +39,7 @@ class Draft:
     named: list[tuple[str, str, Scalar]] = field(default_factory=list)
     batches: list[Digest] = field(default_factory=list)
     resting_batches: list[Digest] = field(default_factory=list)
-    gradients: list[Digest] = field(default_factory=list)
+    gradients: list[tuple[int, Digest]] = field(default_factory=list)
     end_state: dict[str, Digest] = field(default_factory=dict)
     rng: str | None = None
     overflows: list[Scalar] = field(default_factory=list)
@@ -64,11 +64,18 @@ class Draft:
         self.skipped = self.skipped or later.skipped
         self.backwards += later.backwards
 
+    def add_gradients(self, digest: Digest, place: int = 0) -> None:
+        """Those of one optimizer. place: where it belongs among the others if it is not where it stepped."""
+        self.gradients.append((place, digest))
+
+    def _gradients(self) -> list[Digest]:
+        return [digest for _, digest in sorted(self.gradients, key=lambda entry: entry[0])]
+
     def waits_for(self) -> list[Waiting]:
         scalars = [*(self.losses or self.grad_losses), *self.clip_norms, *self.own_norms, *self.overflows]
         scalars += [value for _, _, value in self.named]
         late: list[Waiting] = [value for value in scalars if value.known is None]
-        return [*late, *(self.batches or self.resting_batches), *self.gradients, *self.end_state.values()]
+        return [*late, *(self.batches or self.resting_batches), *self._gradients(), *self.end_state.values()]
 
     def line(self, step: int, *, with_state: bool) -> StepLine:
         """The step's line; everything in `waits_for` must be ready."""
@@ -77,7 +84,7 @@ class Draft:
             for name in ("parameters", "gradients", "optimizer", "buffers"):
                 if name == "gradients":
                     if self.gradients:
-                        state[name] = _together(self.gradients)
+                        state[name] = _together(self._gradients())
                 elif name in self.end_state:
                     state[name] = self.end_state[name].text()
         batches = self.batches or self.resting_batches
@@ -157,11 +164,11 @@ def _mean(values: Sequence[Scalar]) -> float:
 
 
 def _root_of_squares(values: Sequence[Scalar]) -> float:
-    total = 0.0
-    for value in values:
-        part = float(value.value())
-        total += part * part
-    return math.sqrt(total) if total == total else math.nan
+    """Added up from the smallest on, so that the order in which optimizers step makes no difference."""
+    parts = [float(value.value()) for value in values]
+    if any(part != part for part in parts):
+        return math.nan
+    return math.sqrt(sum(sorted(part * part for part in parts)))
 
 
 def _metric(name: str, source: str, value: Scalar) -> MetricValue:

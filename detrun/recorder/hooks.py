@@ -65,39 +65,67 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     training, resting, bare = _TRAINING, _RESTING, _BARE
     is_grad_enabled = torch.is_grad_enabled
 
-    @functools.wraps(original)
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or flags.forward or flags.backward or observer.restoring or not is_grad_enabled():
-            return original(self, *args, **kwargs)
-        role = _role(self)
-        if role is training:
-            flags.forward = True
-            try:
-                run(begins, self, args, kwargs)
-                if session.interruption is not None:
-                    session.interrupt_closed()
-                    session.interrupt("forward_begins", *observer.position())
-                result = original(self, *args, **kwargs)
-            finally:
-                flags.forward = False
-            for action in observer.when_forward_ended:
-                run(action, self, result)
-            return result
-        if role is resting and not flags.resting:
-            flags.resting = True
-            try:
-                run(observer.resting_forward_begins, args, kwargs)
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling() or flags.forward or flags.backward or observer.restoring or not is_grad_enabled():
                 return original(self, *args, **kwargs)
-            finally:
-                flags.resting = False
-        if role is bare:
-            run(observer.add_root, self)
-        return original(self, *args, **kwargs)
+            role = _role(self)
+            if role is training:
+                flags.forward = True
+                try:
+                    run(begins, self, args, kwargs)
+                    if session.interruption is not None:
+                        session.interrupt_closed()
+                        session.interrupt("forward_begins", *observer.position())
+                    result = original(self, *args, **kwargs)
+                finally:
+                    flags.forward = False
+                for action in observer.when_forward_ended:
+                    run(action, self, result)
+                return result
+            if role is resting and not flags.resting:
+                flags.resting = True
+                try:
+                    run(observer.resting_forward_begins, args, kwargs)
+                    return original(self, *args, **kwargs)
+                finally:
+                    flags.resting = False
+            if role is bare:
+                run(observer.add_root, self)
+            return original(self, *args, **kwargs)
 
-    _never_compile(call, inner_too=False)
+        _never_compile(call, inner_too=False)
+        return call
+
+    call = wrap(original)
     nn.Module.__call__ = call  # type: ignore[method-assign]
     # If the compiler was imported before: it compares a module's __call__ with the one it saw then.
     _replace_everywhere("unpatched_nn_module_call", original, call)
+    _hook_own_calls(session, call, wrap)
+
+
+def _hook_own_calls(
+    session: Session, call: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Classes of modules with a `__call__` of their own, which need not come to that of torch's base class: each is
+    hooked as it is made."""
+    before = vars(nn.Module).get("__init_subclass__")
+
+    def made(kind: type[nn.Module], /, **options: Any) -> None:
+        if before is not None:
+            before.__get__(None, kind)(**options)
+        else:
+            super(nn.Module, kind).__init_subclass__(**options)
+        try:
+            base = next(base for base in kind.__mro__ if "__call__" in vars(base))
+            own = vars(base)["__call__"]
+            if type(own) is types.FunctionType and own.__code__ is not call.__code__ and base is not nn.Module:
+                kind.__call__ = wrap(own)  # type: ignore[method-assign]
+        except Exception as error:  # noqa: BLE001 - a class of its own kind is made as it would be
+            session.warn(f"calls of {kind.__qualname__} are not seen: {type(error).__name__}: {error}")
+
+    nn.Module.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
 
 
 def is_trained(module: nn.Module) -> bool:

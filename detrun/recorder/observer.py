@@ -186,7 +186,7 @@ class Observer:
         draft.own_norms = gradient_norm([parameter.grad for parameter in parameters])
         if self._state_may_be_due():
             started = time.thread_time()
-            draft.gradients = [gradients_digest(parameters)]
+            draft.gradients = [(0, gradients_digest(parameters))]
             self.session.charge("state", started)
 
     # Programs without an optimizer
@@ -277,7 +277,9 @@ class Observer:
     # Optimizers
 
     def constructed(self, optimizer: Optimizer) -> None:
-        self.optimizers.serial(optimizer)
+        serial = self.optimizers.serial(optimizer)
+        if self.session.backwards:
+            self.optimizers.made_late(serial, trained(self.live_roots()))
         self.session.has_optimizers = True
         self.session.show_start()
         for action in self.when_constructed:
@@ -368,9 +370,17 @@ class Observer:
             started = time.thread_time()
             self.take_state(held, optimizer)
             session.charge("state", started)
+        if complete and not self.cycle.settled and self._more_to_step(optimizer):
+            complete = False
         if complete and not session.paced:
             self.close()
             session.show("between")
+
+    def _more_to_step(self, optimizer: Optimizer) -> bool:
+        """Whether the only optimizer there is leaves parameters of the model alone that have a gradient: others may be
+        made in this very step, as in programs that make one for each parameter that they meet."""
+        own = {id(parameter) for parameter in parameters_of([optimizer])}
+        return any(p.grad is not None and id(p) not in own for p in trained(self.live_roots()) if p.requires_grad)
 
     def close(self) -> None:
         """The held step is complete."""
@@ -384,7 +394,7 @@ class Observer:
         session = self.session
         before_clip = self._before_clip.pop(serial, None)
         if self._state_may_be_due():
-            session.draft.gradients.append(before_clip or self._gradients(optimizer))
+            session.draft.add_gradients(before_clip or self._gradients(optimizer), self.optimizers.place(serial))
         if serial in self._clipped:
             self._clipped.discard(serial)
         elif "grad_norm" not in session.told_by_adapter:
@@ -408,8 +418,8 @@ class Observer:
         """The state at the end of the held step; optimizer: the last that stepped, None if none did."""
         live = self.optimizers.live()
         last = list(live.values()) if optimizer is None else [optimizer]
-        known = [live[serial] for serial in sorted(self.cycle.known) if serial in live]
-        stepped = [live[serial] for serial in sorted(self.cycle.stepped + self.cycle.tail) if serial in live]
+        known = [live[serial] for serial in self.optimizers.in_order(self.cycle.known) if serial in live]
+        stepped = [live[s] for s in self.optimizers.in_order(self.cycle.stepped + self.cycle.tail) if s in live]
         self._note_state(
             held,
             tensors_digest(_each_once(known or last)),

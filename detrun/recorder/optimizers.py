@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 
 
 class Optimizers:
-    """Gives each optimizer a serial number, the same one in equal runs."""
+    """Gives each optimizer a serial number, the same one in equal runs. Those that are made while the program trains,
+    one for each parameter that it meets, may be made in another order in each run: they have a place as well."""
 
     def __init__(self) -> None:
         self._next = 0
+        self._places: dict[int, int] = {}
         self._by_id: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         self._serials: set[int] = set()
 
@@ -29,8 +31,11 @@ class Optimizers:
         serial = self._next
         serials, by_id = self._serials, self._by_id
 
+        places = self._places
+
         def gone(reference: weakref.ref[Optimizer]) -> None:
             serials.discard(serial)
+            places.pop(serial, None)
             if by_id.get(key, (None, 0))[0] is reference:
                 del by_id[key]
 
@@ -43,9 +48,23 @@ class Optimizers:
         return self._serials
 
     def live(self) -> dict[int, Optimizer]:
-        """Those that still exist, by serial number, in order."""
+        """Those that still exist, by serial number, in an order that equal runs share."""
         found = {serial: reference() for reference, serial in list(self._by_id.values())}
-        return {serial: optimizer for serial, optimizer in sorted(found.items()) if optimizer is not None}
+        return {serial: each for serial in self.in_order(found) if (each := found[serial]) is not None}
+
+    def made_late(self, serial: int, parameters: Sequence[Tensor]) -> None:
+        """This one was made after the first backward pass; parameters: the model's, in the model's order."""
+        optimizer = self.live()[serial]
+        own = {id(parameter) for parameter in parameters_of([optimizer])}
+        self._places[serial] = next((n for n, p in enumerate(parameters, 1) if id(p) in own), len(parameters) + 1)
+
+    def place(self, serial: int) -> int:
+        """Where one that was made late stands among the model's parameters, from 1; 0 for all others."""
+        return self._places.get(serial, 0)
+
+    def in_order(self, serials: Iterable[int]) -> list[int]:
+        """In an order that equal runs share."""
+        return sorted(serials, key=lambda serial: (self.place(serial), serial))
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:

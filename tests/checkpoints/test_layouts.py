@@ -226,6 +226,14 @@ def test_a_rank_of_the_job_that_wrote_nothing_yet_is_missed(tmp_path: Path) -> N
     assert find_checkpoints(tmp_path, ranks=2)[0].why == "rng_state_1.pth is missing, and the job has 2 ranks"
 
 
+def test_a_mark_that_is_there_while_a_save_goes_on_says_so(tmp_path: Path) -> None:
+    mark = trainer(tmp_path, 3) / "checkpoint-is-incomplete.txt"
+    mark.write_text("in progress")
+    assert find_checkpoints(tmp_path)[0].why == "checkpoint-is-incomplete.txt says that its save did not end"
+    mark.unlink()
+    assert find_checkpoints(tmp_path)[0].complete
+
+
 def test_an_iteration_without_the_tracker_is_none_that_the_program_would_find(tmp_path: Path) -> None:
     iteration(tmp_path, 3)
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()

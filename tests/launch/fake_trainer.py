@@ -47,10 +47,12 @@ for action, *rest in script[int(os.environ["DETRUN_ATTEMPT"])]:
     elif action == "cut-save":
         save(*rest, ends=False)
     elif action == "interrupted":
-        kind, step = rest
+        kind, step, *detail = rest
         (attempt / "interrupt").mkdir(exist_ok=True)
         document = {"schema_version": 1, "kind": kind, "moment": "end", "step": step, "microbatch": 0, "time": 0.0}
-        (attempt / "interrupt" / f"rank{rank:05d}.json").write_text(json.dumps({**document, "detail": None}))
+        (attempt / "interrupt" / f"rank{rank:05d}.json").write_text(
+            json.dumps({**document, "detail": detail[0] if detail else None})
+        )
     elif action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "hang":

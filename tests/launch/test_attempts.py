@@ -161,6 +161,18 @@ def test_one_that_saved_and_left_at_a_signal_is_resumed_from_there(stage: Stage)
     assert resumed is not None and resumed.step == 4
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "interrupted"), (1, "failed")])
+def test_one_that_left_by_itself_at_its_step_was_stopped_unless_it_failed_there(
+    stage: Stage, code: int, state: str
+) -> None:
+    stop = {**KILL, "kind": "stop"}
+    leaves = [["save", "step-4", 4], ["steps", 4], ["interrupted", "stop", 4, {"left_by_itself": True}], ["exit", code]]
+    script = [leaves, TO_THE_END]
+    ran = stage.run(stage.segment(0, script, interrupt=stop), stage.segment(1, script))
+    assert ran["b", 0].state == state
+    assert ran["b", 1].state == ("done" if code == 0 else "cancelled")
+
+
 def test_a_save_that_was_cut_short_never_counts_however_whole_it_looks(stage: Stage) -> None:
     _, second = stage.both([["save", "step-2", 2], ["cut-save", "step-4", 4], *KILLED])
     assert second.resumed_from is not None

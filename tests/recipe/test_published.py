@@ -41,7 +41,8 @@ def test_text_keys_are_known_from_the_schema() -> None:
     texts = {key for key in _all_keys() if is_text(tuple(key.split(".")))}
     assert texts == {
         "name", "launch.workdir", "checkpoint.directory", "checkpoint.pattern", "slurm.partition",
-        "slurm.account", "slurm.qos", "slurm.constraint", "archive",
+        "slurm.account", "slurm.qos", "slurm.constraint", "archive", "metrics.path", "metrics.pattern", "metrics.step",
+        "metrics.also.path", "metrics.also.pattern", "metrics.also.step",
     }  # fmt: skip
     assert is_text(("launch", "env", "X")) and is_text(("arms", "b", "args", 0)) and is_text(("slurm", "extra", "mem"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from detrun.errors import RecipeError
-from detrun.recipe import Recipe, check_interrupts, check_launchable, dump_yaml, load_recipe
+from detrun.recipe import Recipe, check_interrupts, check_launchable, check_recorded, dump_yaml, load_recipe
 from tests.recipe.conftest import SMALL, Load
 
 FULL = """\
@@ -62,6 +62,12 @@ def test_defaults(load: Load) -> None:
         "seed": 1234,
         "metrics": {
             "source": "recorder",
+            "path": None,
+            "pattern": None,
+            "step": "step",
+            "every": 1,
+            "first_step": 1,
+            "also": [],
             "required": ["loss", "grad_norm"],
             "optional": [],
             "absent": [],
@@ -196,15 +202,48 @@ def test_dos_line_ends_and_a_byte_order_mark_are_read(load: Load) -> None:
     assert load("\ufeff" + SMALL.replace("\n", "\r\n")).recipe.steps == 30
 
 
-def test_other_sources_are_refused_at_launch(load: Load) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ("{source: csv}", "source csv needs path"),
+        ("{source: log}", "source log needs pattern"),
+        ("{also: {source: wandb}}", "source wandb needs path"),
+        ("{also: [{source: recorder}]}", "metrics.also.0.source"),
+        ("{source: csv, path: '{oot}/x'}", "{oot} is not a placeholder"),
+        ("{also: [{source: csv, path: '{oot}/x'}]}", "{oot} is not a placeholder"),
+    ],
+)
+def test_a_source_that_cannot_be_found_is_refused(load: Load, metrics: str, said: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        check_launchable(load(f"{SMALL}metrics:\n  source: csv\n"))
-    assert caught.value.render() == (
-        "error: recipe.yaml, line 5: metrics.source: csv is not supported yet\n"
-        "\n"
-        "  5 |   source: csv\n"
-        "        ^^^^^^\n"
-        "hint: write source: recorder, which reads the exact bits inside the process."
+        load(f"{SMALL}metrics: {metrics}\n")
+    assert said in caught.value.render()
+
+
+def test_one_second_source_needs_no_list(load: Load) -> None:
+    recipe = load(f"{SMALL}metrics: {{also: {{source: log, pattern: p.yaml}}}}\n").recipe
+    assert [(source.source, source.pattern) for source in recipe.metrics.also] == [("log", "p.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "said"),
+    [
+        ("{kind: stop, at_step: 3}", "stop needs the recorder in the process"),
+        ("{kind: kill, at_step: 3, moment: before-save}", "moment: only the recorder"),
+        ("{kind: kill, at_step: 3, ranks: 0}", "ranks: only the recorder"),
+    ],
+)
+def test_what_only_a_recorder_can_interrupt_is_refused_without_one(load: Load, interrupt: str, said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        check_launchable(load(f"{SMALL}metrics: {{source: csv, path: x}}\ninterrupt: {interrupt}\n"))
+    assert said in caught.value.render()
+
+
+def test_a_command_that_looks_into_the_process_needs_the_recorder(load: Load) -> None:
+    with pytest.raises(RecipeError) as caught:
+        check_recorded(load(f"{SMALL}metrics:\n  source: csv\n  path: x\n"), "localize")
+    assert caught.value.render().splitlines()[0] == (
+        "error: recipe.yaml, line 5: metrics.source: localize looks into the process, and source csv leaves the "
+        "recorder out"
     )
 
 

@@ -130,6 +130,74 @@ def test_an_optimizer_that_joins_later_shares_the_step_of_its_backward_pass(firs
     assert all("loss" in line["metrics"] and "batch" in line and line["microbatches"] == 1 for line in lines)
 
 
+def an_optimizer_a_parameter(order: tuple[int, ...]) -> None:
+    """Each is made when its parameter is first met, in an order that is another one in each run."""
+    programs.seed()
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    parameters, optimizers = list(net.parameters()), {}
+    for step in range(3):
+        net(torch.full((2, 3), float(step + 1))).mean().backward()
+        for at in order:
+            if at not in optimizers:
+                optimizers[at] = torch.optim.Adam([parameters[at]], lr=0.1 + at)
+            optimizers[at].step()
+            optimizers[at].zero_grad()
+
+
+def test_optimizers_that_are_made_in_the_first_step_are_of_one_step_in_any_order(tmp_path: Path) -> None:
+    one, other = (
+        run(lambda order=order: an_optimizer_a_parameter(order), tmp_path / str(order[0])).lines()
+        for order in ((0, 1, 2, 3), (2, 0, 3, 1))
+    )
+    assert [line["step"] for line in one] == [1, 2, 3]
+    assert all("loss" in line["metrics"] and line["microbatches"] == 1 for line in one)
+    assert one == other
+
+
+class CallsForward:
+    """A library's own idea of a call, which never comes to torch's."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x)  # type: ignore[attr-defined]
+
+
+def a_call_of_its_own() -> None:
+    class Shifts(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.shift
+
+    class Own(torch.nn.Module):
+        __call__ = CallsForward.__call__
+        forward = Shifts.forward
+
+    class Derived(Own):
+        pass
+
+    class Mixed(CallsForward, Shifts):
+        pass
+
+    class Usual(Shifts):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * 2
+
+    for kind in (Own, Derived, Mixed, Usual):
+        net = kind()
+        net.inner = torch.nn.Linear(3, 1)
+        net.register_buffer("shift", torch.ones(1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(2):
+            net(torch.full((2, 3), float(step))).mean().backward()
+            optimizer.step()
+        del net, optimizer
+
+
+def test_a_module_with_a_call_of_its_own_has_batches_and_buffers(tmp_path: Path) -> None:
+    lines = run(a_call_of_its_own, tmp_path).lines()
+    assert [line["microbatches"] for line in lines] == [1] * 8
+    assert len({line["batch"] for line in lines}) == 2
+    assert all("buffers" in line["state"] for line in lines)
+
+
 def fine_tuned() -> None:
     """In evaluation mode from the first step to the last."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(), torch.nn.Linear(3, 1)).eval()

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 ADAPTER = "deepspeed"
 TRIED = ("0.19.8",)
 
-_QUESTIONS = ("get_global_grad_norm", "was_step_applied", "gradient_accumulation_steps", "zero_optimization")
+_QUESTIONS: tuple[str, ...] = (
+    "get_global_grad_norm",
+    "was_step_applied",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+)
 _QUESTIONS += ("zero_optimization_stage", "zero_compute_grad_norm", "fp16_enabled", "bfloat16_enabled")
 
 _COUNTERS = ("micro_steps", "tput_timer", "timers", "engine_timers", "summary_events", "losses")

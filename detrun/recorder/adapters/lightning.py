@@ -21,6 +21,14 @@ from detrun.recorder.adapters.words import is_about_time
 ADAPTER = "lightning"
 TRIED = ("2.6.6",)
 
+_BOOKKEEPING = (
+    *("fit_loop", "validate_loop", "test_loop", "predict_loop", "state", "profiler", "_loggers"),
+    *("_logger_connector", "_checkpoint_connector", "_data_connector", "_callback_connector", "_accelerator_connector"),
+    "_signal_connector",
+)
+"""Parts of a Trainer that count and wire: how often what was called, where a loader is. Callbacks are none of them: one
+may keep an average of the weights."""
+
 Function = Callable[..., Any]
 
 
@@ -32,6 +40,7 @@ def install_trainer(module: ModuleType, adapter: Adapter) -> None:
     _note_version(module, adapter)
     for name in ("global_step", "training", "sanity_checking"):
         adapter.needs(trainer, name)
+    adapter.uncompared(trainer, *_BOOKKEEPING)
 
     def saving(original: Function) -> Function:
         def save_checkpoint(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +156,7 @@ class _Trainers:
     def _add(self, trainer: Any) -> None:
         adapter = self.adapter
         self._trainer = weakref.ref(trainer)
-        for name in ("step", "ntokens_seen", "gradient_accumulation_steps", "dataloader"):
+        for name in ("step", "ntokens_seen", "gradient_accumulation_steps"):
             adapter.needs(trainer, name)
         dims = adapter.needs(trainer, "parallel_dims")
         if dims is None:
@@ -198,24 +198,15 @@ class _Trainers:
         self.adapter.metric("ntokens_seen", int(trainer.ntokens_seen))
 
     def state(self) -> dict[str, Any]:
-        """What the trainer has in its checkpoint beside model, optimizers and schedulers."""
+        """What the trainer has in its checkpoint beside model, optimizers, schedulers and loader. The loader's own
+        state is a snapshot of some steps ago: of two loaders at the same place it differs."""
         trainer = self._trainer() if self._trainer is not None else None
         if trainer is None:
             return {}
-        return {"step": trainer.step, "ntokens_seen": trainer.ntokens_seen, **dict(_loader(trainer.dataloader))}
-
-
-def _loader(loader: Any) -> Iterator[tuple[str, Any]]:
-    """The position in the data of a loader without workers. Only once its iterator exists: asking for the state makes
-    one, which draws a random number."""
-    if getattr(loader, "_iterator", None) is None or getattr(loader, "num_workers", None) != 0:
-        return
-    kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    if kind is not None and isinstance(loader, kind):
-        # Not the loader's own: that one pickles it.
-        yield "dataloader", kind.state_dict(loader)
+        return {"step": trainer.step, "ntokens_seen": trainer.ntokens_seen}
 
 
 def _tell_parts(adapter: Adapter, parts: list[Any]) -> None:
     for depth, part in enumerate(parts):
-        adapter.metric("lm_loss" if depth == 0 else "mtp_loss" if len(parts) == 2 else f"mtp_loss[{depth}]", part)
+        name = "lm_loss" if depth == 0 else "mtp_loss" if len(parts) == 2 else f"mtp_{depth}_loss"
+        adapter.microbatch_metric(name, part)

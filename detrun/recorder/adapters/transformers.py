@@ -92,7 +92,10 @@ def install_trainer(module: ModuleType, adapter: Adapter) -> None:
 
 
 def _logged(adapter: Adapter, logs: Mapping[str, Any]) -> None:
-    """Means over ranks, and over the steps since the last log or since a resume: nothing to compare."""
+    """Means over ranks, and over the steps since the last log or since a resume: nothing to compare. What is logged of
+    a whole run at its end belongs to no step."""
+    if "train_runtime" in logs:
+        return
     for name, value in logs.items():
         if isinstance(value, (int, float)):
             adapter.metric(_LOGGED.get(name, name), value, "derived")

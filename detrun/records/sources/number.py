@@ -46,6 +46,8 @@ class Number:
 
     @property
     def is_finite(self) -> bool:
+        if self.resolution == "decimal":  # the digits may round to a number that no float64 holds
+            return Decimal(str(self.printed)).is_finite()
         return not self.is_nan and abs(self.value) != float("inf")
 
     def interval(self) -> Interval | None:

@@ -70,6 +70,7 @@ class Pattern(_Part):
     """One program's entry."""
 
     names: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    recorded: Mapping[str, str] = Field(default_factory=dict)
     derived: tuple[Regex, ...] = ()
     log: LogPattern | None = None
 

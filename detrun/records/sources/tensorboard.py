@@ -48,8 +48,19 @@ def read(part: Part, name: str, wanted: frozenset[str]) -> Found:
     finally:
         logger.disabled = before
     if taken < size:
-        found.note("torn", f"its last record is cut off (byte {taken:,} of {size:,})", name)
+        if _is_whole(part, taken, size):
+            found.note("invalid", f"is damaged at byte {taken:,}", name)
+        else:
+            found.note("torn", f"its last record is cut off (byte {taken:,} of {size:,})", name)
     return found
+
+
+def _is_whole(part: Part, at: int, size: int) -> bool:
+    """Whether all of the record at byte `at` is there by its own length, so that it is something else that is wrong."""
+    with part.path.open("rb") as file:
+        file.seek(at)
+        head = file.read(8)
+    return len(head) == 8 and at + _FRAME + int(struct.unpack("<Q", head)[0]) <= size
 
 
 def _take(found: Found, value: Any, step: int, record: int, name: str, wanted: frozenset[str]) -> None:

@@ -32,7 +32,7 @@ parser.add_argument(
 )
 parser.add_argument("--stateful", action="store_true", help="torchdata's loader and sampler, which know where they are")
 parser.add_argument("--manual", action="store_true", help="manual optimization with two optimizers")
-parser.add_argument("--slurm", action="store_true", help="as in a Slurm job: SIGUSR1 saves and ends")
+parser.add_argument("--slurm", help="as in a Slurm job, where SIGUSR1 saves; scontrol lies in this folder")
 parser.add_argument("--package", default="pytorch_lightning")
 args = parser.parse_args()
 
@@ -124,6 +124,10 @@ def main() -> None:
     if args.slurm:
         environments = importlib.import_module(f"{args.package}.plugins.environments")
         plugins.append(environments.SLURMEnvironment(auto_requeue=True))
+        ranks, rank = os.environ["WORLD_SIZE"], os.environ["RANK"]
+        os.environ |= {"SLURM_NTASKS": ranks, "SLURM_NTASKS_PER_NODE": ranks, "SLURM_NNODES": "1", "SLURM_JOB_ID": "1"}
+        os.environ |= {"SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost"}
+        os.environ["PATH"] = f"{args.slurm}:{os.environ['PATH']}"
     saves = []
     if args.save_every:
         saver = pl.callbacks.ModelCheckpoint(
@@ -142,7 +146,7 @@ def main() -> None:
         precision=args.precision,
         accumulate_grad_batches=args.accumulate,
         gradient_clip_val=None if args.manual or args.no_clip else 1.0,
-        default_root_dir=args.out,
+        default_root_dir=args.out / "checkpoints" if args.slurm else args.out,
         logger=False,
         enable_checkpointing=bool(saves),
         enable_progress_bar=False,

@@ -1,10 +1,10 @@
-"""Makes Megatron, which asks for a GPU everywhere, run on a CPU build of torch: `install()` patches torch in this process
-and edits no file of the framework.
+"""Makes Megatron, which asks for a GPU everywhere, run on a CPU build of torch: `install()` patches torch in this
+process and edits no file of the framework.
 
 Every request for a CUDA device is served by the CPU; streams and events do nothing; the CUDA generator is torch's CPU
 generator. Callers whose module's name begins with one of `FRAMEWORK` see a machine with GPUs. torch itself and every
-other library, the recorder too, go on seeing a machine without, so that loaders do not pin memory, Adam does not fuse, and
-so on.
+other library, the recorder too, go on seeing a machine without, so that loaders do not pin memory, Adam does not fuse,
+and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,29 @@ from typing import Any
 
 FRAMEWORK = ("megatron", "__main__", "pretrain_", "gpt_builders", "hybrid_builders")
 
-FACTORIES = ["tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "randperm", "eye", "linspace", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "empty_strided", "scalar_tensor"]
+FACTORIES = [
+    "tensor",
+    "as_tensor",
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "eye",
+    "linspace",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "empty_strided",
+    "scalar_tensor",
+]
 METHODS = ["new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"]
 
 
@@ -148,7 +170,15 @@ def _devices(torch: Any) -> None:
     cuda.get_device_properties = lambda *args, **kwargs: types.SimpleNamespace(
         name="cpu", major=8, minor=0, total_memory=1 << 34, multi_processor_count=1
     )
-    for name in ["set_device", "synchronize", "empty_cache", "set_stream", "reset_peak_memory_stats", "check_error", "_lazy_init"]:
+    for name in [
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "set_stream",
+        "reset_peak_memory_stats",
+        "check_error",
+        "_lazy_init",
+    ]:
         setattr(cuda, name, nothing)
     for name in ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"]:
         setattr(cuda, name, lambda *args, **kwargs: 0)

@@ -1,105 +1,98 @@
-"""Mamba-2 on the CPU for Megatron's HybridModel: plain-torch stand-ins for the CUDA/Triton
-kernels of the package mamba_ssm, and a layer spec without Transformer Engine
-(`--spec mamba_cpu local_hybrid_spec`). install() must run before
-megatron is imported; mcore_train.py then sets local_hybrid_spec = make_spec()."""
+"""Mamba-2 on the CPU for Megatron's hybrid model: plain-torch stand-ins for the kernels of the package mamba_ssm, and a
+layer specification without Transformer Engine (`--spec mamba_cpu local_hybrid_spec`)."""
+
+from __future__ import annotations
 
 import sys
 import types
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
 class RMSNorm(torch.nn.Module):
-    def __init__(self, hidden, eps=1e-5, group_size=None, norm_before_gate=True, device=None, dtype=None):
+    def __init__(self, hidden: int, eps: float = 1e-5, group_size: int | None = None, **options: Any) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden, dtype=dtype))
+        self.weight = torch.nn.Parameter(torch.ones(hidden, dtype=options.get("dtype")))
         self.eps, self.group = eps, group_size or hidden
 
-    def forward(self, x, z=None):
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         if z is not None:
             x = x * F.silu(z)
-        g = x.float().unflatten(-1, (-1, self.group))
-        g = g * torch.rsqrt(g.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (g.flatten(-2) * self.weight).to(x.dtype)
+        grouped = x.float().unflatten(-1, (-1, self.group))
+        grouped = grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (grouped.flatten(-2) * self.weight).to(x.dtype)
 
 
-def _scan(x, dt, A, B, C, D):
-    """x (b l h p), dt (b l h), A (h), B C (b l g n), D (h): the quadratic form of the SSD scan."""
-    h, g = x.shape[2], B.shape[2]
-    B, C = (t.repeat_interleave(h // g, dim=2).float() for t in (B, C))
-    s = torch.cumsum(dt * A, dim=1)
-    decay = (s[:, :, None] - s[:, None]).permute(0, 3, 1, 2)  # b h i j
+def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """x (batch length heads width), dt (batch length heads), a (heads), b and c (batch length groups states), d
+    (heads): the quadratic form of the scan."""
+    heads, groups = x.shape[2], b.shape[2]
+    b, c = (part.repeat_interleave(heads // groups, dim=2).float() for part in (b, c))
+    total = torch.cumsum(dt * a, dim=1)
+    decay = (total[:, :, None] - total[:, None]).permute(0, 3, 1, 2)
     keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    m = torch.einsum("bihn,bjhn->bhij", C, B) * decay.masked_fill(~keep, float("-inf")).exp()
-    y = torch.einsum("bhij,bjhp->bihp", m, x.float() * dt[..., None])
-    return y + x.float() * D.reshape(h, -1)
+    mixed = torch.einsum("bihn,bjhn->bhij", c, b) * decay.masked_fill(~keep, float("-inf")).exp()
+    return torch.einsum("bhij,bjhp->bihp", mixed, x.float() * dt[..., None]) + x.float() * d.reshape(heads, -1)
 
 
-def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, dt_softplus=False, **k):
-    dt = dt.float() + (dt_bias if dt_bias is not None else 0)
-    y = _scan(x, F.softplus(dt) if dt_softplus else dt, A, B, C, D)
-    return (y if z is None else y * F.silu(z.float())).to(x.dtype)
+def mamba_chunk_scan_combined(*args: Any, **kwargs: Any) -> Tensor:
+    raise NotImplementedError("only in inference")
 
 
 def mamba_split_conv1d_scan_combined(
-    zxbcdt,
-    conv1d_weight,
-    conv1d_bias,
-    dt_bias,
-    A,
-    D,
-    chunk_size,
-    seq_idx=None,
-    activation="silu",
-    headdim=None,
-    ngroups=1,
-    norm_before_gate=False,
-    **k,
-):
-    heads, width = A.shape[0], conv1d_weight.shape[-1]
-    di = heads * headdim
-    n = (conv1d_weight.shape[0] - di) // (2 * ngroups)
-    z, xbc, dt = zxbcdt.split([di, di + 2 * ngroups * n, heads], dim=-1)
-    c = F.conv1d(
-        xbc.transpose(1, 2), conv1d_weight.unsqueeze(1), conv1d_bias, padding=width - 1, groups=conv1d_weight.shape[0]
-    )[..., : xbc.shape[1]]
-    x, B, C = F.silu(c).transpose(1, 2).split([di, ngroups * n, ngroups * n], dim=-1)
-    y = _scan(
-        x.unflatten(-1, (heads, headdim)),
-        F.softplus(dt.float() + dt_bias),
-        A,
-        B.unflatten(-1, (ngroups, n)),
-        C.unflatten(-1, (ngroups, n)),
-        D,
-    )
+    zxbcdt: Tensor,
+    conv1d_weight: Tensor,
+    conv1d_bias: Tensor,
+    dt_bias: Tensor,
+    a: Tensor,
+    D: Tensor,
+    chunk_size: int,
+    **options: Any,
+) -> Tensor:
+    heads, width, groups = a.shape[0], conv1d_weight.shape[-1], options["ngroups"]
+    inner = heads * options["headdim"]
+    states = (conv1d_weight.shape[0] - inner) // (2 * groups)
+    z, xbc, dt = zxbcdt.split([inner, inner + 2 * groups * states, heads], dim=-1)
+    weight = conv1d_weight.unsqueeze(1)
+    mixed = F.conv1d(xbc.transpose(1, 2), weight, conv1d_bias, padding=width - 1, groups=len(weight))
+    mixed = F.silu(mixed[..., : xbc.shape[1]]).transpose(1, 2)
+    x, b, c = mixed.split([inner, groups * states, groups * states], dim=-1)
+    parts = (x.unflatten(-1, (heads, -1)), F.softplus(dt.float() + dt_bias), a)
+    y = _scan(*parts, b.unflatten(-1, (groups, states)), c.unflatten(-1, (groups, states)), D)
     return (y.flatten(-2) * F.silu(z.float())).to(zxbcdt.dtype)
 
 
-def install():
-    for name, attrs in {
+def install() -> None:
+    """Before megatron is imported."""
+    scans = {function.__name__: function for function in (mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined)}
+    names: dict[str, dict[str, Any]] = {
         "mamba_ssm": {},
         "mamba_ssm.ops": {},
         "mamba_ssm.ops.triton": {},
         "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": RMSNorm},
-        "mamba_ssm.ops.triton.ssd_combined": {
-            "mamba_chunk_scan_combined": mamba_chunk_scan_combined,
-            "mamba_split_conv1d_scan_combined": mamba_split_conv1d_scan_combined,
-        },
-    }.items():
-        m = types.ModuleType(name)
-        m.__path__ = []
-        m.__dict__.update(attrs)
-        sys.modules[name] = m
+        "mamba_ssm.ops.triton.ssd_combined": scans,
+    }
+    for name, contents in names.items():
+        module = types.ModuleType(name)
+        module.__path__ = []
+        vars(module).update(contents)
+        sys.modules[name] = module
 
 
-def make_spec():
-    from functools import partial
+def __getattr__(name: str) -> Any:
+    if name == "local_hybrid_spec":  # Megatron asks for it once it has been imported itself
+        return _specification()
+    raise AttributeError(name)
 
-    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+
+def _specification() -> Any:
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add as add
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
     from megatron.core.models.hybrid import hybrid_block
-    from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
     from megatron.core.ssm.mlp_layer import MLPLayer
@@ -122,73 +115,37 @@ def make_spec():
         TransformerLayerSubmodules,
     )
 
-    hybrid_block.TENorm = Norm  # HybridStack asks for Transformer Engine's norm by name
-    bda = get_bias_dropout_add
+    hybrid_block.TENorm = Norm  # which names Transformer Engine's, whatever the specification says
+    mixer = MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
+    mamba = MambaLayerSubmodules(norm=Norm, mixer=ModuleSpec(module=MambaMixer, submodules=mixer), mamba_bda=add)
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear, core_attention=DotProductAttention, linear_proj=RowParallelLinear
+        ),
+    )
+    dense = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    experts = get_moe_module_spec(use_te=False, num_experts=4, moe_grouped_gemm=False)
+    depth = MultiTokenPredictionLayerSubmodules(
+        enorm=Norm, hnorm=Norm, eh_proj=ColumnParallelLinear, mtp_model_layer=None, layer_norm=Norm
+    )
+    depths = MultiTokenPredictionBlockSubmodules(
+        layer_specs=[ModuleSpec(module=MultiTokenPredictionLayer, submodules=depth)]
+    )
+
+    def layer(module: Any, **parts: Any) -> Any:
+        return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
+
     return ModuleSpec(
-        module=HybridStack,
-        submodules=HybridStackSubmodules(
-            mamba_layer=ModuleSpec(
-                module=MambaLayer,
-                submodules=MambaLayerSubmodules(
-                    norm=Norm,
-                    mixer=ModuleSpec(
-                        module=MambaMixer,
-                        submodules=MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear),
-                    ),
-                    mamba_bda=bda,
-                ),
+        module=hybrid_block.HybridStack,
+        submodules=hybrid_block.HybridStackSubmodules(
+            mamba_layer=ModuleSpec(module=MambaLayer, submodules=mamba),
+            attention_layer=layer(TransformerLayer, input_layernorm=Norm, self_attention=attention, self_attn_bda=add),
+            mlp_layer=layer(
+                MLPLayer, pre_mlp_layernorm=Norm, mlp=partial(MLP.as_mlp_submodule, submodules=dense), mlp_bda=add
             ),
-            attention_layer=ModuleSpec(
-                module=TransformerLayer,
-                submodules=TransformerLayerSubmodules(
-                    input_layernorm=Norm,
-                    self_attention=ModuleSpec(
-                        module=SelfAttention,
-                        params={"attn_mask_type": AttnMaskType.causal},
-                        submodules=SelfAttentionSubmodules(
-                            linear_qkv=ColumnParallelLinear,
-                            core_attention=DotProductAttention,
-                            linear_proj=RowParallelLinear,
-                        ),
-                    ),
-                    self_attn_bda=bda,
-                ),
-            ),
-            mlp_layer=ModuleSpec(
-                module=MLPLayer,
-                submodules=TransformerLayerSubmodules(
-                    pre_mlp_layernorm=Norm,
-                    mlp=partial(
-                        MLP.as_mlp_submodule,
-                        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-                    ),
-                    mlp_bda=bda,
-                ),
-            ),
-            moe_layer=ModuleSpec(
-                module=MoETransformerLayer,
-                submodules=TransformerLayerSubmodules(
-                    pre_mlp_layernorm=Norm,
-                    mlp=get_moe_module_spec(use_te=False, num_experts=4, moe_grouped_gemm=False),
-                    mlp_bda=bda,
-                ),
-            ),
-            mtp_block_spec=ModuleSpec(
-                module=MultiTokenPredictionBlock,
-                submodules=MultiTokenPredictionBlockSubmodules(
-                    layer_specs=[
-                        ModuleSpec(
-                            module=MultiTokenPredictionLayer,
-                            submodules=MultiTokenPredictionLayerSubmodules(
-                                enorm=Norm,
-                                hnorm=Norm,
-                                eh_proj=ColumnParallelLinear,
-                                mtp_model_layer=None,
-                                layer_norm=Norm,
-                            ),
-                        )
-                    ]
-                ),
-            ),
+            moe_layer=layer(MoETransformerLayer, pre_mlp_layernorm=Norm, mlp=experts, mlp_bda=add),
+            mtp_block_spec=ModuleSpec(module=MultiTokenPredictionBlock, submodules=depths),
         ),
     )

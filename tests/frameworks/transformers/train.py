@@ -10,6 +10,7 @@ import argparse
 import atexit
 import importlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--model", choices=["gpt2", "mixtral"], default="gpt2")
 parser.add_argument("--no-clip", action="store_true")
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--slow", action="store_true", help="0.8 s a step, as the signal's handler waits 3 s")
 parser.add_argument("--jit-checkpoint", action="store_true", help="SIGTERM saves and ends")
 parser.add_argument("--abort-at-exit", action="store_true", help="die by SIGABRT when all is done")
 parser.add_argument("--leave-at", type=int, help="exit with 0 after this step, too early")
@@ -44,6 +46,8 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if args.slow:
+            time.sleep(0.2)
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 

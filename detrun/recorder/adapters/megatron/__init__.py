@@ -1,7 +1,7 @@
 """Megatron-LM, Megatron Core and Megatron-Bridge.
 
-Megatron's own loop (`train_step`, `training_log`) paces the steps. A loop of the user's own around Megatron Core is left
-to torch's optimizers, as any program is. Metrics are taken where Megatron has them and as they are: what a rank's
+Megatron's own loop (`train_step`, `training_log`) paces the steps. A loop of the user's own around Megatron Core is
+left to torch's optimizers, as any program is. Metrics are taken where Megatron has them and as they are: what a rank's
 trackers hold before they are reduced, and what Megatron then logs. Nothing is computed, reduced or waited for.
 """
 

@@ -13,8 +13,8 @@ from detrun.recorder.adapters.megatron.known import Arguments, Known
 
 
 def sharded(module: ModuleType, known: Known) -> None:
-    """`megatron.core.dist_checkpointing.serialization.save`, which a loop of the user's own calls as well. An asynchronous
-    one has only begun when it returns, and its end is not seen."""
+    """`megatron.core.dist_checkpointing.serialization.save`, which a loop of the user's own calls as well. An
+    asynchronous one has only begun when it returns, and its end is not seen."""
     adapter = known.adapter
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:

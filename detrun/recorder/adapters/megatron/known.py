@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
     from detrun.recorder.adapters.adapter import Adapter
 
@@ -17,30 +20,48 @@ ALWAYS = ("megatron.core.parallel_state", "megatron.core.tensor_parallel.random"
 its metrics away without a word."""
 
 BEHIND = {
+    "megatron.training": ("megatron.training.training", "megatron.training.checkpointing"),
     "megatron.core.pipeline_parallel": ("megatron.core.pipeline_parallel.schedules",),
-    "megatron.core.transformer.moe.router": ("megatron.core.transformer.moe.moe_utils",),
-    "megatron.core.optimizer.optimizer": ("megatron.core.optimizer.clip_grads",),
     "megatron.core.dist_checkpointing": ("megatron.core.dist_checkpointing.serialization",),
+    "megatron.core.optimizer.optimizer": ("megatron.core.optimizer.clip_grads",),
 }
 """What must have been imported too where the first was."""
+
+CONFIGURED = {
+    "num_moe_experts": "megatron.core.transformer.moe.moe_utils",
+    "mtp_num_layers": "megatron.core.transformer.multi_token_prediction",
+}
+"""What must have been imported where a model's configuration says so."""
 
 
 @dataclass
 class Known:
     """parts: modules that were looked at. optimizers: Megatron's that exist. stepping: how deep inside their steps the
-    program is. norm_told: whether the step that is going on has its gradient norm. records: by tracker, the layers that
-    recorded a loss since it was last logged, and the steps in which they did."""
+    program is. norm_told: whether the step that is going on has its gradient norm. sums: what layers have recorded in
+    it, by metric. steps_recorded: by tracker, the steps in which they did since it was last logged."""
 
     adapter: Adapter
     parts: set[str] = field(default_factory=set)
     optimizers: WeakSet[Any] = field(default_factory=WeakSet)
     stepping: int = 0
     norm_told: bool = False
-    records: dict[str, Records] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    steps_recorded: dict[str, set[int]] = field(default_factory=dict)
     _looked: bool = False
 
-    def recorded(self, tracker: str) -> Records:
-        return self.records.setdefault(tracker, Records())
+    def add(self, metric: str, value: Tensor) -> None:
+        """Sum up a step's micro-batches of one layer, in the order and precision in which Megatron's tracker does. The
+        tracker itself may hold several steps, and is reduced before it is logged."""
+        with torch.no_grad():
+            own = value.detach().float()
+            before = self.sums.get(metric)
+            self.sums[metric] = own.clone() if before is None else before.add_(own)
+
+    def tell_sums(self) -> None:
+        """The step's forward passes are over."""
+        sums, self.sums = self.sums, {}
+        for metric, total in sums.items():
+            self.adapter.metric(metric, total)
 
     def look_once(self) -> None:
         """Before the first step ends: was everything imported that the metrics come from?"""
@@ -49,20 +70,11 @@ class Known:
         self._looked = True
         self.adapter.version(getattr(sys.modules.get("megatron.core"), "__version__", "unknown"))
         wanted = {name for first, names in BEHIND.items() if first in sys.modules for name in names}
+        for root in self.adapter.observer.live_roots():
+            config = getattr(root, "config", None)
+            wanted |= {name for setting, name in CONFIGURED.items() if getattr(config, setting, None)}
         for name in sorted((wanted | set(ALWAYS)) - self.parts):
             self.adapter.lacks(f"the module {name}")
-
-
-@dataclass
-class Records:
-    """layers: by the name of the loss."""
-
-    layers: dict[str, set[int]] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-
-    def add(self, name: str, layer: int, step: int) -> None:
-        self.layers.setdefault(name, set()).add(layer)
-        self.steps.add(step)
 
 
 class Arguments:

@@ -126,6 +126,7 @@ def _stepping(known: Known) -> Any:
             adapter.tells("grad_norm")  # else Megatron has none, and what it returns is a placeholder
 
     def ends(optimizer: Any, calls: int, result: Any) -> None:
+        known.tell_sums()
         stepped, norm, zeros = result
         if "grad_norm" in adapter.session.told_by_adapter:
             if norm is not None or not stepped:

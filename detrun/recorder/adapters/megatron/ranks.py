@@ -18,8 +18,8 @@ COORDINATES = {
 
 
 def places(module: ModuleType, known: Known) -> None:
-    """`megatron.core.parallel_state`. Copies of all of a rank's parameters have the ranks that share both the dense ones
-    and the experts with it."""
+    """`megatron.core.parallel_state`. Copies of all of a rank's parameters have the ranks that share both the dense
+    ones and the experts with it."""
     adapter = known.adapter
     group, experts = (
         adapter.needs(module, name) for name in ("get_data_parallel_group", "get_expert_data_parallel_group")

@@ -1,0 +1,154 @@
+"""Megatron Core 0.19.2 through its own loop, unchanged: twice the same, resumed, and what its checkpoints lose."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frameworks import environment
+from tests.frameworks.harness import HERE, SAVED, STEPS, origin_of, pair_and_resume, recipe
+from tests.running import detrun
+
+DRIVER = HERE / "megatron" / "train.py"
+GIVEN = shlex.split("""
+    --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64
+    --micro-batch-size 2 --global-batch-size 8 --lr 1e-3 --min-lr 1e-4 --lr-decay-iters 20 --lr-warmup-iters 2
+    --tokenizer-type NullTokenizer --vocab-size 255 --mock-data --split 90,5,5
+    --transformer-impl local --distributed-backend gloo --no-persist-layer-norm --no-gradient-accumulation-fusion
+    --no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-rope-fusion
+    --log-interval 1 --eval-iters 0 --eval-interval 1000 --num-workers 0
+    --position-embedding-type rope --disable-bias-linear --normalization RMSNorm
+""")
+PLACED = ["--train-iters", "{steps}", "--seed", "{seed}", "--data-cache-path", "{out}/data"]
+LAYERS = ["--num-layers", "2"]
+EXPERTS = shlex.split("""
+    --num-experts 4 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2
+    --moe-z-loss-coeff 1e-3 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 --mtp-num-layers 1
+""")
+HYBRID = shlex.split("""
+    --hybrid-layer-pattern MEM*/ME --spec mamba_cpu local_hybrid_spec
+    --mamba-num-heads 8 --mamba-head-dim 16 --mamba-state-dim 16 --mamba-num-groups 2
+""")
+TENSOR = ["--tensor-model-parallel-size", "2"]
+PIPELINE = ["--pipeline-model-parallel-size", "2"]
+SURROUNDINGS = {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+DENSE_METRICS = ["loss", "lm_loss", "grad_norm"]
+EXPERT_METRICS = [*DENSE_METRICS, "load_balancing_loss", "z_loss", "mtp_loss"]
+SAVES = {
+    "directory": "{out}/checkpoints",
+    "pattern": "iter_{step}",
+    "save_every": SAVED,
+    "save_args": ["--save", "{out}/checkpoints", "--save-interval", "{save_every}"],
+    "resume_args": ["--load", "{out}/checkpoints"],
+}
+
+
+def megatron(folder: Path, name: str, *args: str, env: dict[str, str] | None = None, **more: Any) -> Path:
+    required = EXPERT_METRICS if "--num-experts" in args else DENSE_METRICS
+    return recipe(
+        folder,
+        f"megatron-{name}",
+        [str(DRIVER), *GIVEN, *PLACED, *args],
+        path=[environment.MEGATRON_HOME],
+        env={**SURROUNDINGS, **(env or {})},
+        **{"metrics": {"required": required}, "checkpoint": SAVES, **more},
+    )
+
+
+CONFIGURATIONS = {
+    "data-parallel": (2, LAYERS),
+    "tensor-parallel": (2, [*LAYERS, *TENSOR]),
+    "pipeline-parallel": (2, [*LAYERS, *PIPELINE]),
+    "tensor-and-pipeline-parallel": (4, [*LAYERS, *TENSOR, *PIPELINE]),
+    "experts": (2, [*LAYERS, *EXPERTS]),
+    "experts-and-pipeline-parallel": (4, [*LAYERS, *EXPERTS, *PIPELINE]),
+    "hybrid": (2, [*EXPERTS, *HYBRID]),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_pair_is_identical_and_so_is_a_resumed_run(name: str, tmp_path: Path) -> None:
+    ranks, args = CONFIGURATIONS[name]
+    ran = pair_and_resume(megatron(tmp_path, name, *args, ranks=ranks))
+    assert ran.code == 0, ran.explain()
+    assert ran.verdict["verdict"] == "identical" and ran.verdict["experiment"]["kind"] == "resume-check"
+    for path in tmp_path.glob(".detrun/*/arms/*/attempt-*/recorder/rank*.json"):
+        (facts,) = json.loads(path.read_text())["adapters"]
+        assert facts["version"] == "0.19.2" and facts["lacks"] == []
+
+
+def test_the_distributed_optimizer_cannot_be_restored_without_transformer_engine(tmp_path: Path) -> None:
+    ran = pair_and_resume(megatron(tmp_path, "distributed", *LAYERS, "--use-distributed-optimizer"))
+    assert ran.code == 4, ran.explain()
+    assert "attempt 1" in ran.out or "attempt-1" in ran.out
+
+
+def test_the_distributed_optimizer_s_step_is_the_culprit_behind_half_a_repair(tmp_path: Path) -> None:
+    args = [*LAYERS, "--use-distributed-optimizer"]
+    ran = pair_and_resume(megatron(tmp_path, "half", *args, env={"MEGATRON_REPAIR": "load"}))
+    assert ran.code == 1, ran.explain()
+    culprit = ran.verdict["culprit"]
+    assert culprit["kind"] == "optimizer" and "step" in json.dumps(culprit), ran.explain()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_distributed_optimizer_is_restored_behind_a_whole_repair(precision: str, tmp_path: Path) -> None:
+    args = [*LAYERS, "--use-distributed-optimizer", *(["--bf16"] if precision == "bf16" else [])]
+    ran = pair_and_resume(megatron(tmp_path, f"whole-{precision}", *args, env={"MEGATRON_REPAIR": "step"}))
+    assert ran.code == 0, ran.explain()
+
+
+def test_one_bit_of_one_module_is_traced_to_it(tmp_path: Path) -> None:
+    # Two micro-batches a step: the seventh call is in step 4.
+    file = megatron(tmp_path, "nudged", *LAYERS, nudge="decoder.layers.1.mlp@call=7,rank=1")
+    culprit = origin_of(file)
+    assert culprit["step"] == 4 and culprit["rank"] == 1
+    assert culprit["module"].endswith("decoder.layers.1.mlp")
+
+
+def test_nothing_is_sent_and_nothing_else_is_trained_where_it_is_recorded(tmp_path: Path) -> None:
+    """As many collectives as without detrun, and the same bytes in the last checkpoint."""
+    args = [*LAYERS, *EXPERTS]
+    file = megatron(tmp_path, "watched", *args, env={"CENSUS": str(tmp_path / "census")}, determinism="none")
+    assert detrun("pair", str(file), cwd=tmp_path, timeout=600).code == 0
+    recorded = counts(tmp_path / "census")
+    (pair,) = tmp_path.glob(".detrun/*-pair-*")
+
+    out = tmp_path / "bare"
+    command = [str(environment.PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(DRIVER), *GIVEN, *PLACED, *args]
+    command += SAVES["save_args"]  # type: ignore[arg-type]
+    given = {"steps": str(STEPS), "seed": "1234", "out": str(out), "save_every": str(SAVED)}
+    subprocess.run(
+        [part.format(**given) for part in command],
+        check=True,
+        env={
+            **os.environ,
+            **SURROUNDINGS,
+            "PYTHONPATH": f"{environment.MEGATRON_HOME}:{HERE}",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            "CENSUS": str(tmp_path / "bare-census"),
+        },
+        stdout=subprocess.DEVNULL,
+        timeout=300,
+    )
+    assert counts(tmp_path / "bare-census") == recorded
+    last = [str(place / "checkpoints" / f"iter_{STEPS:07d}") for place in (pair / "arms/a/work", out)]
+    compared = detrun("checkpoint", "diff", *last, "--json", cwd=tmp_path)
+    assert compared.code in (0, 1), compared.explain()
+    differing = [row["name"] for row in json.loads(compared.out)["differences"]]
+    assert not [name for name in differing if not name.startswith("common")], differing
+
+
+def counts(folder: Path) -> dict[str, dict[str, int]]:
+    found = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))}
+    assert found and all(sum(groups.values()) > 0 for groups in found.values())
+    return found
