@@ -19,6 +19,10 @@ _NUMBER = re.compile(r"\d+")
 _UNDER_WAY = re.compile(r"^[._]|(^|[._\-+])(te?mp|partial|incomplete|saving|writing|part)([._\-+]|\d|$)", re.IGNORECASE)
 _RANK = re.compile(r"(rank[_\-.=]?)(\d+)")
 _FILE_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".pkl")
+_REPORTS = frozenset(
+    ".json .jsonl .txt .log .csv .tsv .yaml .yml .toml .ini .md .html .xml .png .jpg .svg .pdf .py .sh .err .out".split()
+)
+"""Files of these kinds are never a checkpoint by themselves."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ def find_checkpoints(directory: Path, pattern: str | None = None, ranks: int | N
     Raises UsageError for a pattern without exactly one "{step}", or one that leads out of the directory.
     """
     listed = list(_by_pattern(directory, pattern) if pattern is not None else _by_number(directory))
+    if not listed and pattern is None:
+        listed = list(_by_number(directory, of_any_kind=True))  # a program may save in a format of its own
     looks = [_Look(each, check(each.path)) for each in listed]
     _recognise(looks, ranks)
     looks = [each for each in looks if each.told is not None or not each.candidate.unnamed]
@@ -146,7 +152,7 @@ def _step_of(pointer: Pointer, looks: Sequence[_Look]) -> int | None:
     return next((step for step in named if step is not None), pointer.step)
 
 
-def _by_number(directory: Path) -> Iterator[_Candidate]:
+def _by_number(directory: Path, *, of_any_kind: bool = False) -> Iterator[_Candidate]:
     for path in _children(directory):
         is_folder = path.is_dir()
         stem = path.name if is_folder else path.name.removesuffix(path.suffix)
@@ -157,7 +163,7 @@ def _by_number(directory: Path) -> Iterator[_Candidate]:
         if not numbers:
             if _may_be_one(path, is_folder) and not under_way:
                 yield _Candidate(path, None, unnamed=True)
-        elif _has_file(path) if is_folder else (path.suffix in _FILE_SUFFIXES or under_way):
+        elif _has_file(path) if is_folder else (_is_checkpoints(path, of_any_kind) or under_way):
             yield _Candidate(path, _step(numbers[-1]), under_way)
 
 
@@ -179,6 +185,12 @@ def _by_pattern(directory: Path, pattern: str) -> Iterator[_Candidate]:
             yield _Candidate(whole, _step(found[1])) if whole.exists() else _Candidate(path, _step(found[1]), True)
         elif _UNDER_WAY.search(path.name) and (numbers := _NUMBER.findall(path.name)):
             yield _Candidate(path, _step(numbers[-1]), True)
+
+
+def _is_checkpoints(file: Path, of_any_kind: bool) -> bool:
+    if of_any_kind:
+        return file.suffix.lower() not in _REPORTS and "tfevents" not in file.name
+    return file.suffix in _FILE_SUFFIXES
 
 
 def _may_be_one(path: Path, is_folder: bool) -> bool:

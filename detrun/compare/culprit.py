@@ -119,7 +119,7 @@ def suspects(
     order = ["precision", *_ORDER]
     # A first batch that is another step's, and counters that say so: the loader, and its streams with it. Without
     # counters the batch may as well be drawn from a stream that was lost.
-    counts = [d for d in explaining if d.component == "loader" and d.kind != "extra" and d.row.value is not None]
+    counts = [d for d in explaining if d.component == "loader" and d.kind != "extra" and _counts(d)]
     if offsets and "batch" in by_component and (counts or "rng" not in by_component):
         by_component["loader"] = [*counts, *by_component.pop("batch")]
     if "batch" in by_component:
@@ -135,6 +135,12 @@ def suspects(
         for component in order
         if component in by_component
     ]
+
+
+def _counts(difference: RowDifference) -> bool:
+    """One number, and none that was drawn: seeds and orders differ where the stream that they are drawn from does."""
+    row, last = difference.row, difference.key[1].rpartition(".")[2]
+    return row.value is not None and row.elements == 1 and "seed" not in last.lower()
 
 
 _NAMES = (

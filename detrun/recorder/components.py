@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from detrun.recorder.optimizers import all_of
 from detrun.recorder.rows import Rows
+from detrun.recorder.state import UNCOMPARED_BUFFERS, UNREAD_KEYS
 from detrun.records.state_row import Component
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Names:
 
     roots: (prefix, module), the prefix "" unless two modules would give one name to two parameters. free: by id, names
     of parameters that only an optimizer has, or, of a flat tensor that holds parts of several, the pieces. pieces: by
-    id, those of the tensors here.
+    id, those of the tensors here. unread: ids of buffers that only explain.
     """
 
     def __init__(
@@ -75,6 +76,9 @@ class Names:
         self.parameters: dict[str, Tensor] = {}
         self.buffers: dict[str, Tensor] = {}
         self.pieces: dict[int, Sequence[Piece]] = {}
+        self.unread: set[int] = {
+            id(module._buffers.get(name)) for module, names in UNCOMPARED_BUFFERS.items() for name in names
+        }
         self._by_id: dict[int, str] = {}
         for prefix, root in self.roots:
             for name, parameter in root.named_parameters(prefix):
@@ -113,7 +117,8 @@ def add_parameters(rows: Rows, names: Names, warn: Warn) -> None:
 def add_buffers(rows: Rows, names: Names, warn: Warn) -> None:
     """Persistent or not."""
     for name, buffer in names.buffers.items():
-        _try(warn, f"buffer {name}", rows.tensor, "buffers", name, buffer)
+        standing = "soft" if id(buffer) in names.unread else "hard"
+        _try(warn, f"buffer {name}", rows.tensor, "buffers", name, buffer, standing)
 
 
 def add_gradients(rows: Rows, parameters: Mapping[str, Tensor], warn: Warn) -> list[str]:
@@ -150,7 +155,7 @@ def add_hyperparameters(rows: Rows, optimizers: Sequence[Optimizer], warn: Warn)
     for number, optimizer in enumerate(optimizers):
         for place, group in enumerate(optimizer.param_groups):
             for key in sorted(group, key=str):
-                if key != "params":
+                if key != "params" and key not in UNREAD_KEYS.get(optimizer, ()):
                     name = _numbered("optimizer", number, len(optimizers), f"group{place}.{key}")
                     _try(warn, name, rows.value, "hyperparameters", name, group[key])
 

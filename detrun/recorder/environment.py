@@ -39,8 +39,8 @@ def redacted(env: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def packages() -> dict[str, str]:
-    """Installed distributions by name, as the names of their metadata folders say; the first on the path counts. Not what
-    a package brings along for itself and puts on the path once it is imported."""
+    """Installed distributions by name, as the names of their metadata folders say; the first on the path counts. Not
+    what a package brings along for itself and puts on the path once it is imported."""
     found: dict[str, str] = {}
     for folder in sys.path:
         if os.path.basename(folder) == "_vendor":  # noqa: PTH119 - this runs by itself elsewhere, with `os` alone

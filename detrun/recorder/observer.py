@@ -57,6 +57,8 @@ class Observer:
         self.when_forward_ended: list[Callable[[nn.Module, Any], None]] = []
         """Called with each root module in training mode and what it returned."""
         self.when_step_ended: list[Callable[[], None]] = []
+        self.when_stepped: list[Callable[[], None]] = []
+        """Called when an outermost optimizer has stepped, while its step is still the one that is going on."""
         self.backward_by_hand: Callable[[object], AbstractContextManager[None]] = _unhooked
         """For a backward pass that does not go through torch's own function; set when torch is hooked."""
         self.during_save: Callable[[str | None, str], AbstractContextManager[None]] = _no_save
@@ -334,6 +336,8 @@ class Observer:
         if callable(closure):
             self.capture.optimizer_steps(optimizer)
             self._take_gradients(serial, optimizer)
+        for action in self.when_stepped:
+            action()
         self._ends(serial, optimizer)
 
     def skipped(self, optimizer: Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,12 @@ from torch.optim import Optimizer
 
 from detrun.fingerprint.host import HostHasher
 from detrun.recorder.digests import DeviceDigest, HostDigest, seal
+
+UNCOMPARED_BUFFERS: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+"""Buffers of which adapters know that nobody reads them: by the module that has them, their names in it."""
+
+UNREAD_KEYS: weakref.WeakKeyDictionary[Optimizer, frozenset[str]] = weakref.WeakKeyDictionary()
+"""Entries of an optimizer's groups of which adapters know that it never reads them."""
 
 
 def tensors_digest(tensors: Iterable[Tensor | None]) -> HostDigest | DeviceDigest:
@@ -42,6 +49,7 @@ def buffers_digest(roots: Iterable[nn.Module]) -> HostDigest | DeviceDigest | No
 def _feed_optimizer(hasher: HostHasher, elsewhere: list[Tensor], optimizer: Optimizer) -> None:
     # The state is a defaultdict: reading a missing key by [] would create it and so change the checkpoint.
     state = optimizer.state
+    unread = UNREAD_KEYS.get(optimizer, frozenset())
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     alone = [key for key in state if isinstance(key, Tensor) and id(key) not in grouped]
     pending: list[Tensor] = []
@@ -49,7 +57,7 @@ def _feed_optimizer(hasher: HostHasher, elsewhere: list[Tensor], optimizer: Opti
     order: list[Any] = []
     for group in [*optimizer.param_groups, {"params": alone}] if alone else optimizer.param_groups:
         for key in sorted(group):
-            if key != "params":
+            if key != "params" and key not in unread:
                 hasher.feed_text(key)
                 _feed_value(hasher, elsewhere, group[key])
         for parameter in group["params"]:
@@ -107,7 +115,8 @@ def _buffers(root: nn.Module) -> Iterator[Tensor]:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        for buffer in module._buffers.values():
-            if buffer is not None:
+        unread = UNCOMPARED_BUFFERS.get(module, ()) if UNCOMPARED_BUFFERS else ()
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in unread:
                 yield buffer
         stack.extend(child for child in reversed(module._modules.values()) if child is not None)

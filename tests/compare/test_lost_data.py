@@ -63,3 +63,18 @@ def test_a_counter_that_leads_to_other_data_later_is_the_data_s_position() -> No
 
 def test_a_counter_that_leads_to_other_results_is_a_variable() -> None:
     assert first(suspects([], {}, [counter("offset")]))[0] == "module-state"
+
+
+def of_loader(name: str, here: str, there: str, elements: int = 1) -> RowDifference:
+    a, b = (StateRow("loader", name, "", "soft", dtype="int", elements=elements, value=v) for v in (here, there))
+    return RowDifference(("loader", name, ""), 1, "different", a, b)
+
+
+def test_a_first_batch_of_another_step_is_the_loader_s_fault_where_it_counts_otherwise() -> None:
+    yielded = of_loader("it._num_yielded", "4", "1")
+    assert first(suspects([stream(None), BATCH], {0: -3}, [yielded]))[0] == "data"
+
+
+def test_a_seed_and_an_order_that_were_drawn_from_a_lost_stream_are_no_position() -> None:
+    drawn = [of_loader("it._base_seed", "71", "72"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]", 3)]
+    assert first(suspects([stream(None), BATCH], {0: -3}, drawn)) == ("rng", ["shuffling"])

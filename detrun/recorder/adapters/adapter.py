@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from detrun.recorder import live, pacing, tracking
+from detrun.recorder import live, pacing, state, tracking
 from detrun.recorder.draft import EACH
 from detrun.recorder.progress import AdapterFacts
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from detrun.recorder.components import Piece
     from detrun.recorder.observer import Observer
     from detrun.recorder.session import Session
@@ -214,6 +216,11 @@ class Adapter:
     def track(self, name: str, thing: object) -> None:
         """More state, as `detrun.track` takes it: captured at each boundary, and a difference of it counts."""
         tracking.track(name, thing)
+
+    def unread_buffer(self, module: nn.Module, name: str) -> None:
+        """A buffer that the framework writes to and never reads: it only explains."""
+        known = state.UNCOMPARED_BUFFERS.get(module, frozenset())
+        state.UNCOMPARED_BUFFERS[module] = known | {name}
 
     def uncompared(self, kind: type, *attributes: str) -> None:
         """Attributes of the framework's objects that are no state (counters to be shown, timers): they only explain.

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 ADAPTER = "torchtitan"
 TRIED = ("0.3.0",)
 
+_UNBALANCED, _TOKENS = "mtp_layers.", "tokens_per_expert_E"
+"""Experts are balanced in `layers` alone (0.3.0): in the layers of further predictions the tokens of each expert are
+counted from the process's first step on, and nothing reads the count, nor is it saved."""
+
 _DIMENSIONS = ("pp", "tp", "cp", "ep")
 _LOGGED = ("global_avg_loss", "global_max_loss", "extra_metrics")
 
@@ -158,6 +162,10 @@ class _Trainers:
         self._trainer = weakref.ref(trainer)
         for name in ("step", "ntokens_seen", "gradient_accumulation_steps"):
             adapter.needs(trainer, name)
+        for part in adapter.needs(trainer, "model_parts") or ():
+            for name, layer in part.named_modules():
+                if name.startswith(_UNBALANCED) and _TOKENS in layer._buffers:
+                    adapter.unread_buffer(layer, _TOKENS)
         dims = adapter.needs(trainer, "parallel_dims")
         if dims is None:
             return

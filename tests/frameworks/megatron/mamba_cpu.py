@@ -83,10 +83,9 @@ def install() -> None:
         sys.modules[name] = module
 
 
-def __getattr__(name: str) -> Any:
-    if name == "local_hybrid_spec":  # Megatron asks for it once it has been imported itself
-        return _specification()
-    raise AttributeError(name)
+def specify() -> None:
+    """Once megatron was imported: makes what `--spec` asks for."""
+    globals()["local_hybrid_spec"] = _specification()
 
 
 def _specification() -> Any:

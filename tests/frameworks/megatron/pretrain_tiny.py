@@ -8,6 +8,7 @@ gives Adam its own step back (see `repair_distributed_optimizer`).
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -102,6 +103,8 @@ def main() -> None:
     )  # the wheel has no Makefile; the helper was built when it was installed
     if repair := os.environ.get("MEGATRON_REPAIR"):
         repair_distributed_optimizer(step=repair == "step")
+    if "mamba_cpu" in sys.modules:
+        sys.modules["mamba_cpu"].specify()
     args = parse_and_validate_args(args_defaults={"tokenizer_type": "NullTokenizer"})
     config = (hybrid_config_from_args if args.hybrid_layer_pattern else gpt_config_from_args)(args)
     container = pretrain_cfg_container_from_args(args, config)

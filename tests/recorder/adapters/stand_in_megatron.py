@@ -170,6 +170,7 @@ class DistributedOptimizer:
         self.model_fp32_groups = [[]]
         self.shard_fp32_groups = [[]]
         self.shard_fp32_from_float16_groups = [[parameter.detach().float().view(-1)[3:7]]]
+        self.optimizer = None
 
     def _get_model_param_range_map(self, parameter):
         return {"param": types.SimpleNamespace(start=3, end=7)}

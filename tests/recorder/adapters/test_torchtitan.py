@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from detrun.recorder.adapters import torchtitan
+from detrun.recorder.state import buffers_digest
 from tests.recorder.adapters.standins import Bench, kind, module
 
 
@@ -24,6 +25,7 @@ def trainer_module(without: str = "", lacking: str = "", **changed: Any) -> Modu
 
     def init(self: Any, accumulation: int = 1, meshes: dict[str, _Mesh] | None = None) -> None:
         self.step, self.ntokens_seen, self.gradient_accumulation_steps = 4, 128, accumulation
+        self.model_parts = [torch.nn.Linear(2, 2)]
         dims = SimpleNamespace(pp_enabled=False, get_optional_mesh=(meshes or {}).get)
         self.parallel_dims = dims
         if lacking:
@@ -103,7 +105,9 @@ def test_a_renamed_method_is_a_lack(bench: Trainers, renamed: str) -> None:
     assert bench.lacks == [f"torchtitan.trainer.Trainer.{renamed}"]
 
 
-@pytest.mark.parametrize("renamed", ["step", "ntokens_seen", "gradient_accumulation_steps", "parallel_dims"])
+@pytest.mark.parametrize(
+    "renamed", ["step", "ntokens_seen", "gradient_accumulation_steps", "model_parts", "parallel_dims"]
+)
 def test_a_renamed_attribute_is_a_lack_and_the_training_goes_on(bench: Trainers, renamed: str) -> None:
     made = trainer_module(lacking=renamed)
     torchtitan.install(made, bench.adapter)
@@ -163,3 +167,28 @@ def test_parts_of_a_loss_of_several_predictions(bench: Trainers) -> None:
     assert bench.lacks == []
     torchtitan.predictions(module("torchtitan.models.deepseek_v3.mtp"), bench.adapter)
     assert bench.lacks == ["torchtitan.models.deepseek_v3.mtp.MTPLoss"]
+
+
+def test_a_count_of_tokens_that_nothing_reads_only_explains(bench: Trainers) -> None:
+    def layer() -> torch.nn.Module:
+        experts = torch.nn.Linear(2, 2)
+        experts.register_buffer("tokens_per_expert_E", torch.zeros(2), persistent=False)
+        return experts
+
+    model = torch.nn.ModuleDict(
+        {"layers": torch.nn.ModuleList([layer()]), "mtp_layers": torch.nn.ModuleList([layer()])}
+    )
+    made = trainer_module()
+    torchtitan.install(made, bench.adapter)
+    trainer = made.Trainer()
+    trainer.model_parts = [model]
+    before = buffers_digest([model])
+    torchtitan._Trainers(bench.adapter)._add(trainer)
+    after = buffers_digest([model])
+    assert before is not None
+    assert after is not None
+    assert before.text() != after.text()
+    model["mtp_layers"][0].tokens_per_expert_E += 1
+    assert buffers_digest([model]).text() == after.text()
+    model["layers"][0].tokens_per_expert_E += 1
+    assert buffers_digest([model]).text() != after.text()

@@ -57,6 +57,9 @@ class Known:
             before = self.sums.get(metric)
             self.sums[metric] = own.clone() if before is None else before.add_(own)
 
+    def __post_init__(self) -> None:
+        self.adapter.observer.when_stepped.append(lambda: self.adapter.run(self.tell_sums))
+
     def tell_sums(self) -> None:
         """The step's forward passes are over."""
         sums, self.sums = self.sums, {}

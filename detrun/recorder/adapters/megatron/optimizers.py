@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from detrun.recorder.adapters.megatron.known import Arguments, Known
+from detrun.recorder.state import UNREAD_KEYS
 
 STEPPING = ("ChainedOptimizer", "MixedPrecisionOptimizer", "FP32Optimizer")
 COPIES = (("float16_groups", "fp32_from_float16_groups"),)
@@ -85,6 +86,10 @@ def _having(known: Known, lists: tuple[tuple[str, str], ...], *, sharded: bool =
             adapter.needs(optimizer, own)
         if sharded:
             adapter.replicas([adapter.session.rank()])
+            inner = optimizer.optimizer
+            if type(inner).__module__.startswith("torch.optim"):
+                # A restore leaves the saved step in the groups, where other libraries' optimizers have theirs.
+                UNREAD_KEYS[inner] = frozenset(["step"])
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
