@@ -19,10 +19,10 @@ _NUMBER = re.compile(r"\d+")
 _UNDER_WAY = re.compile(r"^[._]|(^|[._\-+])(te?mp|partial|incomplete|saving|writing|part)([._\-+]|\d|$)", re.IGNORECASE)
 _RANK = re.compile(r"(rank[_\-.=]?)(\d+)")
 _FILE_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".bin", ".pkl")
-_REPORTS = frozenset(
-    ".json .jsonl .txt .log .csv .tsv .yaml .yml .toml .ini .md .html .xml .png .jpg .svg .pdf .py .sh .err .out".split()
+_REPORTS = re.compile(
+    r"tfevents|\.(jsonl?|txt|log|[ct]sv|ya?ml|toml|ini|md|html|xml|png|jpg|svg|pdf|py|sh|err|out)$", re.IGNORECASE
 )
-"""Files of these kinds are never a checkpoint by themselves."""
+"""Names of files that are never a checkpoint by themselves."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _by_pattern(directory: Path, pattern: str) -> Iterator[_Candidate]:
 
 def _is_checkpoints(file: Path, of_any_kind: bool) -> bool:
     if of_any_kind:
-        return file.suffix.lower() not in _REPORTS and "tfevents" not in file.name
+        return _REPORTS.search(file.name) is None
     return file.suffix in _FILE_SUFFIXES
 
 

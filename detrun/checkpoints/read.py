@@ -15,7 +15,14 @@ from detrun.checkpoints.entry import Bytes, Entry
 from detrun.checkpoints.json_file import is_state, json_entries
 from detrun.checkpoints.safetensors_file import looks_like_safetensors, safetensors_entries
 from detrun.checkpoints.sources import Files, read
-from detrun.checkpoints.torch_file import PICKLE_MAGIC, ZIP_MAGIC, pickle_entries, zip_entries
+from detrun.checkpoints.torch_file import (
+    PICKLE_MAGIC,
+    ZIP_MAGIC,
+    archive_entries,
+    is_other_archive,
+    pickle_entries,
+    zip_entries,
+)
 from detrun.errors import RecordError, UsageError
 
 ITERATION = re.compile(r"iter_\d{7}")
@@ -30,8 +37,8 @@ _MOST_DEPTH = 8
 class Member:
     """A part of a checkpoint that is read by itself: a file, or a folder of shards.
 
-    kind: "torch.save", "pickle", "safetensors", "dcp", "json", "file" (its bytes alone) or "shards" (of a save that did
-    not end). prefix: what its entries' names begin with.
+    kind: "torch.save", "pickle", "safetensors", "dcp", "json", "archive" (a zip of another kind), "file" (its bytes
+    alone) or "shards" (of a save that did not end). prefix: what its entries' names begin with.
     """
 
     path: Path
@@ -42,8 +49,8 @@ class Member:
 class Checkpoint:
     """An open checkpoint: `with open_checkpoint(path) as checkpoint: …`.
 
-    format: "torch.save", "pickle", "dcp", "safetensors", "iterations" (dcp beside a tracker file), "mixed" of these, or
-    "files" where nothing in it is known.
+    format: "torch.save", "archive", "pickle", "dcp", "safetensors", "iterations" (dcp beside a tracker file), "mixed"
+    of these, or "files" where nothing in it is known.
     """
 
     def __init__(self, path: Path, format: str, members: list[Member]) -> None:
@@ -111,6 +118,8 @@ def entries_of(files: Files, member: Member) -> Iterator[Entry]:
     source = files.whole(member.path)
     if member.kind == "torch.save":
         yield from zip_entries(source)
+    elif member.kind == "archive":
+        yield from archive_entries(source)
     elif member.kind == "pickle":
         yield from pickle_entries(source)
     elif member.kind == "safetensors":
@@ -129,7 +138,8 @@ def kind_of(files: Files, path: Path) -> str:
     source = files.whole(path)
     head = read(source, 0, min(16, source.length))
     if head.startswith(ZIP_MAGIC):
-        return "torch.save"
+        other = path.suffix not in TORCH_SUFFIXES and is_other_archive(source)
+        return "archive" if other else "torch.save"
     if path.suffix == ".safetensors" or looks_like_safetensors(head):
         return "safetensors"
     if head[:1] == PICKLE_MAGIC and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):

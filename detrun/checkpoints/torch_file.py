@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from detrun.checkpoints.entry import Entry
+from detrun.checkpoints.entry import Bytes, Entry
 from detrun.checkpoints.flatten import flatten
 from detrun.checkpoints.rebuild import CALLS, storage_dtype
 from detrun.checkpoints.sources import FileSource, HeldSource, Source, SourceFile, read
@@ -71,6 +72,44 @@ def zip_entries(source: Run) -> Iterator[Entry]:
 def pickle_entries(source: Run) -> Iterator[Entry]:
     """The entries of an older `torch.save` file or a plain pickle. Raises RecordError."""
     return flatten(load_pickles(source), source.where)
+
+
+def is_other_archive(source: Run) -> bool:
+    """Is it a zip archive, whole, that `torch.save` did not write?"""
+    try:
+        return "data.pkl" not in _records(source)
+    except RecordError:
+        return False
+
+
+def archive_entries(source: Run) -> Iterator[Entry]:
+    """The entries of a zip archive of any other kind: of each of its records the bytes, or, where that is a file of
+    `torch.save`, what it holds. Raises RecordError."""
+    for name, info in sorted(_records(source).items()):
+        if info.is_dir():
+            continue
+        try:
+            found: Run = _unpacked(source, info)
+            inner = read(found, 0, min(len(ZIP_MAGIC), found.length)) == ZIP_MAGIC and not is_other_archive(found)
+        except RecordError as error:
+            yield Entry(name, problem=error.what)
+            continue
+        if inner:
+            yield from (entry.below(name) for entry in zip_entries(found))
+        else:
+            yield Entry(name, "bytes", (found.length,), data=Bytes(found))
+
+
+def _unpacked(source: Run, info: zipfile.ZipInfo) -> Run:
+    if info.compress_type == zipfile.ZIP_STORED:
+        return _run(source, info)
+    if info.file_size > MOST_BYTES:
+        raise RecordError(f"holds a compressed record of {info.file_size:,} bytes", where=source.where)
+    try:
+        with zipfile.ZipFile(SourceFile(source)) as archive:
+            return HeldSource(archive.read(info), source.where)
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError, zlib.error) as error:
+        raise RecordError(f"is damaged: {error}", where=source.where) from None
 
 
 def _records(source: Run) -> dict[str, zipfile.ZipInfo]:
@@ -151,4 +190,14 @@ def _load_pickles(source: Run, head: bytes) -> Any:
     return unpickle(head, where, CALLS, storage, begin)[0]
 
 
-__all__ = ["PICKLE_MAGIC", "ZIP_MAGIC", "Source", "load_pickles", "load_zip", "pickle_entries", "zip_entries"]
+__all__ = [
+    "PICKLE_MAGIC",
+    "ZIP_MAGIC",
+    "Source",
+    "archive_entries",
+    "is_other_archive",
+    "load_pickles",
+    "load_zip",
+    "pickle_entries",
+    "zip_entries",
+]

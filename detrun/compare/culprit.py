@@ -119,7 +119,8 @@ def suspects(
     order = ["precision", *_ORDER]
     # A first batch that is another step's, and counters that say so: the loader, and its streams with it. Without
     # counters the batch may as well be drawn from a stream that was lost.
-    counts = [d for d in explaining if d.component == "loader" and d.kind != "extra" and _counts(d)]
+    held = [d for d in explaining if d.component == "loader" and d.kind != "extra"]
+    counts = [d for d in held if _counts(d, offsets.get(d.rank, 0))]
     if offsets and "batch" in by_component and (counts or "rng" not in by_component):
         by_component["loader"] = [*counts, *by_component.pop("batch")]
     if "batch" in by_component:
@@ -137,12 +138,20 @@ def suspects(
     ]
 
 
-def _counts(difference: RowDifference) -> bool:
-    """One number, and none that was drawn: seeds and orders differ where the stream that they are drawn from does."""
+def _counts(difference: RowDifference, offset: int) -> bool:
+    """One number that may be why the data is off by so many steps. None that was drawn: seeds and orders differ where
+    the stream that they are drawn from does. And where the data is behind, none that is ahead, such as the epoch that
+    a run was told to begin with."""
     row, last = difference.row, difference.key[1].rpartition(".")[2]
-    return row.value is not None and row.elements == 1 and "seed" not in last.lower()
+    if row.value is None or row.elements != 1 or "seed" in last.lower():
+        return False
+    texts = [each.value or "" for each in (difference.a, difference.b) if each is not None]
+    if offset >= 0 or len(texts) < 2 or not all(_NUMBER.fullmatch(text) for text in texts):
+        return True
+    return int(texts[1]) < int(texts[0])
 
 
+_NUMBER = re.compile(r"-?\d{1,18}")
 _NAMES = (
     ("scaler", re.compile(r"scale")),
     ("ema", re.compile(r"(^|[._])(ema|avg|average|shadow)")),

@@ -208,11 +208,15 @@ def surviving(
     still = {d.key for d in later.differences} if later is not None else set()
     if later is None:  # no step follows: a stream that differs is taken for lost
         still = {d.key for d in at_begin if d.component == "rng"}
+    kept = {split_state(name)[1] for component, name, _ in at_save if component == "optimizer"}
     counted, explaining = [], []
     for difference in at_begin:
         standing = difference.standing
-        # An object that only a resumed run has, such as a fresh sampler, is no state that was lost.
+        # An object that only a resumed run has, such as a fresh sampler, is no state that was lost; nor is what looks
+        # like an optimizer's and is of a kind that none has for any parameter, such as the weights that were loaded.
         new = difference.kind == "extra" and difference.component in ("rng", "ema")
+        if difference.kind == "extra" and difference.component == "optimizer" and kept:
+            new = split_state(difference.key[1])[1] not in kept
         lost = standing == "surviving" and difference.key in still and at_save.get(difference.key, False)
         if not new and (standing == "hard" or lost):
             counted.append(difference)

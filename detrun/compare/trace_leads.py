@@ -100,7 +100,8 @@ class LeadBook:
             leads = [lead]
             if lead.kind == "data" and lead.event.kind != "batch":
                 origins = bool((~found.inputs & found.outputs).any())
-                chosen = weightier(scene, numpy.flatnonzero(sources), numpy.flatnonzero(found.any))
+                apart = numpy.flatnonzero(found.any)
+                chosen = weightier(scene, numpy.flatnonzero(sources), apart, origins=origins)
                 if chosen is not None or origins:
                     leads = [] if chosen is None else [source_of(scene, chosen)]
         sources[first] = False

@@ -85,7 +85,7 @@ def _compare_save(state: RankState, saved: Boundary) -> tuple[dict[Key, bool], d
         saved.missing.setdefault(f"the reference has no state at the save of {state.began.words}: {a}", []).append(
             state.rank
         )
-        return {}, {}
+        return _agreed_later(state), {}
     rows = {row.key: _to_be_found(row, a) for row in a.rows}
     b: StateTable | str = "there was no earlier attempt"
     for writer in state.writers:
@@ -96,13 +96,26 @@ def _compare_save(state: RankState, saved: Boundary) -> tuple[dict[Key, bool], d
         saved.missing.setdefault(
             f"the interrupted run has no state at the save of {state.began.words}: {b}", []
         ).append(state.rank)
-        return {}, rows
+        return _agreed_later(state), rows
     saved.cpu_seconds += [a.cpu_seconds, b.cpu_seconds]
     found = compare_rows(state.rank, a.rows, b.rows, _kept(a), _kept(b), {*a.missing, *b.missing})
     apart = {difference.key for difference in found.differences}
     counted = [d for d in found.differences if d.standing == "hard" and d.component != "gradients"]
     tally_groups(saved.groups, found.groups, counted)
     return {row.key: row.key not in apart for row in a.rows}, rows
+
+
+def _agreed_later(state: RankState) -> dict[Key, bool]:
+    """Where no save was seen: by row, whether the two runs agreed on it at the begin that came next, if the one that
+    was interrupted lived to it."""
+    a = _full(_table(state.reference, state.began.begin, state.rank))
+    lived = [_full(_table(writer, state.began.begin, state.rank)) for writer in state.writers]
+    b = next((table for table in lived if not isinstance(table, str)), "none did")
+    if isinstance(a, str) or isinstance(b, str):
+        return {}
+    found = compare_rows(state.rank, a.rows, b.rows, unseen={*a.missing, *b.missing})
+    apart = {difference.key for difference in found.differences}
+    return {row.key: row.key not in apart for row in a.rows}
 
 
 def _full(table: StateTable | str) -> StateTable | str:

@@ -118,10 +118,20 @@ def find_start(
     if rejected:
         there = "; ".join(f"{Path(each.path).name}: {each.why}" for each in rejected[:5])
         raise NoCheckpoint(f"there is no complete checkpoint in {directory} ({there})")
-    empty = "has none" if directory.is_dir() else "does not exist"
+    empty = _what_is_there(directory)
     last = next((save.path for save in reversed(saves) if save.path is not None), None)
     instead = f"; the last save went to {last}" if last is not None else ""
     raise NoCheckpoint(f"there is no checkpoint: {directory} {empty} (checkpoint.directory){instead}")
+
+
+def _what_is_there(directory: Path) -> str:
+    if not directory.is_dir():
+        return "does not exist"
+    names = sorted(path.name for path in directory.iterdir())
+    if not names:
+        return "has none"
+    more = ", …" if len(names) > 3 else ""
+    return f"has {', '.join(names[:3])}{more}, whose names tell no step (checkpoint.pattern says how they do)"
 
 
 def _cut_short(checkpoint: Path, saves: Sequence[Save]) -> str:

@@ -24,7 +24,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from detrun.recorder import saves
+from detrun.recorder import own_calls, pipelines, saves
 from detrun.recorder.observer import Observer
 from detrun.recorder.session import Session
 
@@ -55,6 +55,7 @@ def install(session: Session, observer: Observer) -> None:
     _hook_scaler(session, observer)
     _hook_schedulers(session, observer)
     saves.install(session, observer)
+    pipelines.install(session)
     _hook_exit(session)
 
 
@@ -93,7 +94,10 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
                     flags.resting = False
             if role is bare:
                 run(observer.add_root, self)
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if role is None and _role(self) is training:  # it makes its parameters when it is first called
+                run(observer.add_root, self)
+            return result
 
         _never_compile(call, inner_too=False)
         return call
@@ -102,30 +106,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     # If the compiler was imported before: it compares a module's __call__ with the one it saw then.
     _replace_everywhere("unpatched_nn_module_call", original, call)
-    _hook_own_calls(session, call, wrap)
-
-
-def _hook_own_calls(
-    session: Session, call: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
-    """Classes of modules with a `__call__` of their own, which need not come to that of torch's base class: each is
-    hooked as it is made."""
-    before = vars(nn.Module).get("__init_subclass__")
-
-    def made(kind: type[nn.Module], /, **options: Any) -> None:
-        if before is not None:
-            before.__get__(None, kind)(**options)
-        else:
-            super(nn.Module, kind).__init_subclass__(**options)
-        try:
-            base = next(base for base in kind.__mro__ if "__call__" in vars(base))
-            own = vars(base)["__call__"]
-            if type(own) is types.FunctionType and own.__code__ is not call.__code__ and base is not nn.Module:
-                kind.__call__ = wrap(own)  # type: ignore[method-assign]
-        except Exception as error:  # noqa: BLE001 - a class of its own kind is made as it would be
-            session.warn(f"calls of {kind.__qualname__} are not seen: {type(error).__name__}: {error}")
-
-    nn.Module.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
+    own_calls.hook(session, call, wrap)
 
 
 def is_trained(module: nn.Module) -> bool:

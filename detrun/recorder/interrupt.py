@@ -170,7 +170,7 @@ class Interruption:
             self._fire()
 
     def process_ends(self) -> None:
-        """The process ends by itself. A program with a stop of its own that leaves at the step asked for was stopped."""
+        """The process ends by itself. A program with a stop of its own, gone at the step asked for, was stopped."""
         if self.fired or not self._due or hasattr(sys, "last_value") or not self._is_asked():
             return
         self.fired = True

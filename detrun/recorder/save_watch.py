@@ -2,7 +2,8 @@
 
 A thread watches for a save call of this process or, in a program whose saves go through no call that is known, for a
 new entry in the checkpoint directory. The delay from there is a share of how long earlier saves took, drawn from a
-seed; if the save is over sooner, the next one gets a shorter delay.
+seed, or until that share of an earlier save's bytes is there, whichever comes first: a first save is often many times
+slower than the next. If the save is over sooner, the next one gets a smaller share.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class SaveWatch:
         self.interrupted = interrupted
         self.leads = leads
         self.durations: list[float] = []
+        self.largest = 0
+        """Bytes that the largest save so far added to the directory."""
         self.attempts = 0
         self._kill = kill
         self._warn = warn
@@ -91,8 +94,15 @@ class SaveWatch:
         """Seconds that a save takes, by those seen so far."""
         return sum(self.durations) / len(self.durations) if self.durations else FIRST_GUESS
 
+    def _far_enough(self) -> bool:
+        """Whether so much is written of this save that it is in its middle, however long it takes."""
+        share = self._share * 0.5**self.attempts
+        return self.largest > 0 and self._written(self._new())[1] >= share * self.largest
+
     def _over(self) -> None:
         assert self._began is not None
+        if self.directory is not None:
+            self.largest = max(self.largest, self._written(self._new())[1])
         took = time.monotonic() - self._began
         if self._armed.is_set():
             self._warn(f"kill-during-save: a save was over after {took:.3g} s, before the kill at {self.delay():.3g} s")
@@ -117,7 +127,8 @@ class SaveWatch:
                     if not self._by_call and self.leads and self._new():
                         self._began = now
                     continue
-                if armed and now - self._began >= self.delay() and self._has_begun_to_write():
+                due = armed and (now - self._began >= self.delay() or self._far_enough())
+                if due and self._has_begun_to_write():
                     self._kill(self._so_far(now))
 
     def _has_begun_to_write(self) -> bool:

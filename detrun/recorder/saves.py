@@ -217,7 +217,9 @@ def _of_checkpoint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 def _path(target: Any) -> str:
     """Its absolute path, also of a file that was opened by its name; "" if it has none."""
     if not isinstance(target, (str, bytes, os.PathLike)):
-        target = getattr(target, "name", None)
+        # A record of a zip archive that is being written is a part of the archive's file.
+        archive = getattr(target, "_zipfile", None)
+        target = getattr(target, "name", None) if archive is None else getattr(archive, "filename", None)
         if not isinstance(target, (str, bytes)) or not target:
             return ""
     try:

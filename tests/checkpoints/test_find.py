@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from detrun.checkpoints.find import Found, find_checkpoints, newest_complete
+from detrun.checkpoints.read import open_checkpoint
 from detrun.errors import UsageError
 from tests.checkpoints.making import cut, save_dcp, training_state
 
@@ -156,3 +158,23 @@ def test_a_pipe_in_a_checkpoint_holds_nobody_up(tmp_path: Path) -> None:
     folder = ranks(tmp_path / "step-10", 0)
     os.mkfifo(folder / "rank1.pt")
     assert "not a plain file" in find_checkpoints(tmp_path)[0].why
+
+
+def test_a_format_of_the_program_s_own_is_found_where_there_is_no_other(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model-6.keep", "w") as archive:
+        archive.writestr("weights.h5", b"w" * 100)
+        archive.writestr("settings.json", "{}", zipfile.ZIP_DEFLATED)
+    (tmp_path / "events.out.tfevents.7").write_bytes(b"x")
+    (tmp_path / "metrics-9.json").write_text("{}")
+    (found,) = find_checkpoints(tmp_path)
+    assert (found.path.name, found.step, found.complete, found.format) == ("model-6.keep", 6, True, "archive")
+    with open_checkpoint(found.path) as checkpoint:
+        assert [(entry.name, entry.nbytes) for entry in checkpoint.entries()] == [
+            ("settings.json", 2),
+            ("weights.h5", 100),
+        ]
+    whole = found.path.read_bytes()
+    found.path.write_bytes(whole[: len(whole) // 2])
+    assert not find_checkpoints(tmp_path)[0].complete
+    torch.save({"w": torch.zeros(2)}, tmp_path / "step-3.pt")
+    assert [each.path.name for each in find_checkpoints(tmp_path)] == ["step-3.pt"]

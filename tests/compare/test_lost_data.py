@@ -72,9 +72,10 @@ def of_loader(name: str, here: str, there: str, elements: int = 1) -> RowDiffere
 
 def test_a_first_batch_of_another_step_is_the_loader_s_fault_where_it_counts_otherwise() -> None:
     yielded = of_loader("it._num_yielded", "4", "1")
-    assert first(suspects([stream(None), BATCH], {0: -3}, [yielded]))[0] == "data"
+    assert first(suspects([stream(None), BATCH], {1: -3}, [yielded]))[0] == "data"
 
 
-def test_a_seed_and_an_order_that_were_drawn_from_a_lost_stream_are_no_position() -> None:
-    drawn = [of_loader("it._base_seed", "71", "72"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]", 3)]
-    assert first(suspects([stream(None), BATCH], {0: -3}, drawn)) == ("rng", ["shuffling"])
+def test_what_was_drawn_from_a_lost_stream_and_where_the_run_was_told_to_begin_are_no_position() -> None:
+    drawn = [of_loader("it._base_seed", "72", "71"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]", 3)]
+    told = of_loader("epochs.first", "1", "2")
+    assert first(suspects([stream(None), BATCH], {1: -3}, [*drawn, told])) == ("rng", ["shuffling"])

@@ -147,6 +147,15 @@ def test_hard_state_counts_and_soft_state_never_does() -> None:
     assert (counted, explaining) == ([hard], [soft])
 
 
+def test_a_kind_of_optimizer_state_that_only_the_resumed_run_has_for_any_parameter_was_not_lost() -> None:
+    loaded, moment = (
+        RowDifference(row.key, 0, "extra", None, row)
+        for row, _ in (tensor("optimizer", name, [1], standing="hard") for name in ("w.state.m", "b.exp_avg"))
+    )
+    saved = {("optimizer", "w.exp_avg", ""): True}
+    assert surviving([loaded, moment], saved, RankComparison(0)) == ([moment], [loaded])
+
+
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20), st.integers(0, 19), st.integers(0, 31))
 def test_any_flipped_bit_is_a_difference_of_one_element(values: list[float], index: int, bit: int) -> None:
     index %= len(values)

@@ -56,3 +56,33 @@ def test_the_first_reader_of_what_was_written_unseen_leads_though_its_own_result
     lead = compared(tmp_path, program(hidden=""), program(hidden="!")).lead
     assert lead is not None
     assert (lead.role, lead.event.op) == ("uncaptured-producer", "aten.mean.dim")
+
+
+def test_clocks_that_are_gathered_to_be_logged_yield_as_well(tmp_path: Path) -> None:
+    def program(*, clock: str, fault: str) -> Arm:
+        run = Arm(plant=lambda event: fault if event.op == "aten.mm.default" else "")
+        own = run.op("aten.copy_.default", [Value(clock)], phase="between")
+        every = run.op("c10d._allgather_base_.default", own, phase="between", kind="collective")
+        run.op("aten.max.default", every, phase="between")
+        out = run.op("aten.mm.default", [Value("x")], scope="head")
+        run.op("aten.mm_backward.default", out, scope="head", phase="backward")
+        return run
+
+    lead = compared(tmp_path, program(clock="12:00", fault=""), program(clock="12:01", fault="race")).lead
+    assert lead is not None
+    assert (lead.role, lead.event.op) == ("origin", "aten.mm.default")
+
+
+def test_what_is_sent_to_other_ranks_leads_where_nothing_better_is_known(tmp_path: Path) -> None:
+    def program(*, seed: str) -> Arm:
+        run = Arm()
+        run.op("aten.div.Tensor", [Value(seed)], phase="between")
+        own = run.op("aten.copy_.default", [Value(seed)], phase="between")
+        run.op("c10d.broadcast_.default", own, phase="between", kind="collective")
+        out = run.op("aten.mm.default", [Value("x")], scope="head")
+        run.op("aten.mm_backward.default", out, scope="head", phase="backward")
+        return run
+
+    lead = compared(tmp_path, program(seed="1"), program(seed="2")).lead
+    assert lead is not None
+    assert lead.event.op == "aten.copy_.default"

@@ -27,6 +27,8 @@ MEGATRON_HOME = HOME / "mcore"
 """Goes on PYTHONPATH."""
 DEEPSPEED_HOME = HOME / "ds"
 """Goes on PYTHONPATH."""
+UNSEEN_HOME = HOME / "unseen" / "site-packages"
+"""Goes on PYTHONPATH of the trainers that no adapter knows, so that no other framework meets their packages."""
 
 
 def make() -> None:
@@ -47,6 +49,16 @@ def make() -> None:
     _run(*pip, *newer, *alone, str(MEGATRON_HOME), MEGATRON)
     _build_index_helpers(MEGATRON_HOME / "megatron" / "core" / "datasets")
     stamp.write_text(made_from)
+
+
+def make_unseen() -> None:
+    """The trainers that no adapter knows, a few megabytes. Raises as `make`."""
+    wanted, stamp = WANTED / "unseen" / "no-deps.txt", UNSEEN_HOME / "made-from"
+    if stamp.is_file() and stamp.read_text() == wanted.read_text():
+        return
+    pip = (str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--upgrade")
+    _run(*pip, "--target", str(UNSEEN_HOME), "--requirement", str(wanted))
+    stamp.write_text(wanted.read_text())
 
 
 def _made_from() -> str:

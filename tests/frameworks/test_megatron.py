@@ -67,7 +67,8 @@ CONFIGURATIONS = {
     "pipeline-parallel": (2, [*LAYERS, *PIPELINE]),
     "tensor-and-pipeline-parallel": (4, [*LAYERS, *TENSOR, *PIPELINE]),
     "experts": (2, [*LAYERS, *EXPERTS]),
-    "experts-and-pipeline-parallel": (4, [*LAYERS, *EXPERTS, *PIPELINE]),
+    # With tied embeddings, 0.19.2 cannot save multi-token prediction on a stage behind the first.
+    "experts-and-pipeline-parallel": (4, [*LAYERS, *EXPERTS, *PIPELINE, "--untie-embeddings-and-output-weights"]),
     "hybrid": (2, [*EXPERTS, *HYBRID]),
 }
 
@@ -105,12 +106,40 @@ def test_the_distributed_optimizer_is_restored_behind_a_whole_repair(precision: 
     assert ran.code == 0, ran.explain()
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_loop_of_its_own_around_megatron_core(keeps: bool, tmp_path: Path) -> None:
+    given = ["--steps", "{steps}", "--seed", "{seed}", "--out", "{out}/checkpoints"]
+    saves = {
+        "directory": "{out}/checkpoints",
+        "pattern": "step-{step}",
+        "save_every": SAVED,
+        "save_args": ["--save-every", "{save_every}"],
+        "resume_args": ["--load", "{checkpoint}", *(["--keep-streams"] if keeps else [])],
+    }
+    file = recipe(
+        tmp_path,
+        "own-loop",
+        [str(HERE / "megatron" / "own_loop.py"), *given],
+        path=[environment.MEGATRON_HOME],
+        env=SURROUNDINGS,
+        metrics={"required": ["loss", "grad_norm", "load_balancing_loss/layer_1"]},
+        checkpoint=saves,
+    )
+    ran = pair_and_resume(file)
+    if keeps:
+        assert ran.code == 0, ran.explain()
+    else:
+        assert ran.code == 1, ran.explain()
+        assert ran.verdict["culprit"]["kind"] == "rng"
+        assert "model-parallel-rng" in json.dumps(ran.verdict["culprit"])
+
+
 def test_one_bit_of_one_module_is_traced_to_it(tmp_path: Path) -> None:
-    # Two micro-batches a step: the seventh call is in step 4.
-    file = megatron(tmp_path, "nudged", *LAYERS, nudge="decoder.layers.1.mlp@call=7,rank=1")
+    # Two micro-batches a step: the seventh call is in step 4. One bit of what is added to larger numbers would be lost.
+    file = megatron(tmp_path, "nudged", *LAYERS, nudge="decoder.layers.1.mlp.linear_fc1@call=7,rank=1")
     culprit = origin_of(file)
     assert culprit["step"] == 4 and culprit["rank"] == 1
-    assert culprit["module"].endswith("decoder.layers.1.mlp")
+    assert culprit["scope"].endswith("decoder.layers.1.mlp.linear_fc1")
 
 
 def test_nothing_is_sent_and_nothing_else_is_trained_where_it_is_recorded(tmp_path: Path) -> None:

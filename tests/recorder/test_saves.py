@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,10 @@ def all_targets(folder: Path) -> None:
         with (folder / "opened.pt").open("wb") as file:
             torch.save(state, file)
         torch.save(obj=state, f=folder / "named.pt")
+        with zipfile.ZipFile(folder / "archive.zip", "w") as archive, archive.open("net.pth", "w") as record:
+            torch.save(state, record)
+        with zipfile.ZipFile(io.BytesIO(), "w") as archive, archive.open("net.pth", "w") as record:
+            torch.save(state, record)
 
     training(save, steps=1)
 
@@ -69,7 +74,7 @@ def all_targets(folder: Path) -> None:
 def test_files_count_by_name_or_opened_and_memory_does_not(tmp_path: Path) -> None:
     whole = run(lambda: all_targets(tmp_path), tmp_path / "a")
     names = [name for event, _, name, _ in told(whole) if event == "begin"]
-    assert names == ["text.pt", "opened.pt", "named.pt"]
+    assert names == ["text.pt", "opened.pt", "named.pt", "archive.zip"]
     assert sorted(path.name for path in (whole.attempt / "state").iterdir()) == ["end-00000001"]
 
 

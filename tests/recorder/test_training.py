@@ -130,13 +130,22 @@ def test_an_optimizer_that_joins_later_shares_the_step_of_its_backward_pass(firs
     assert all("loss" in line["metrics"] and "batch" in line and line["microbatches"] == 1 for line in lines)
 
 
+class Grows(torch.nn.Module):
+    """Has parameters from its first call on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._parameters:
+            self.a, self.b = (torch.nn.Parameter(torch.full((1,), start)) for start in (2.0, 3.0))
+        return self.a * x + self.b
+
+
 def an_optimizer_a_parameter(order: tuple[int, ...]) -> None:
     """Each is made when its parameter is first met, in an order that is another one in each run."""
     programs.seed()
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
-    parameters, optimizers = list(net.parameters()), {}
+    net, scale, optimizers = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)), Grows(), {}
     for step in range(3):
-        net(torch.full((2, 3), float(step + 1))).mean().backward()
+        scale(net(torch.full((2, 3), float(step + 1)))).mean().backward()
+        parameters = [*net.parameters(), *scale.parameters()]
         for at in order:
             if at not in optimizers:
                 optimizers[at] = torch.optim.Adam([parameters[at]], lr=0.1 + at)
@@ -147,7 +156,7 @@ def an_optimizer_a_parameter(order: tuple[int, ...]) -> None:
 def test_optimizers_that_are_made_in_the_first_step_are_of_one_step_in_any_order(tmp_path: Path) -> None:
     one, other = (
         run(lambda order=order: an_optimizer_a_parameter(order), tmp_path / str(order[0])).lines()
-        for order in ((0, 1, 2, 3), (2, 0, 3, 1))
+        for order in ((0, 1, 2, 3, 4, 5), (2, 0, 5, 3, 4, 1))
     )
     assert [line["step"] for line in one] == [1, 2, 3]
     assert all("loss" in line["metrics"] and line["microbatches"] == 1 for line in one)
@@ -196,6 +205,23 @@ def test_a_module_with_a_call_of_its_own_has_batches_and_buffers(tmp_path: Path)
     assert [line["microbatches"] for line in lines] == [1] * 8
     assert len({line["batch"] for line in lines}) == 2
     assert all("buffers" in line["state"] for line in lines)
+
+
+def a_stage_of_two() -> None:
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    net = torch.nn.Linear(3, 1)
+    PipelineStage(net, 0, 2, torch.device("cpu"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.ones(2, 3)).mean().backward()
+    optimizer.step()
+    dist.destroy_process_group()
+
+
+def test_a_stage_of_a_pipeline_is_known(tmp_path: Path) -> None:
+    assert run(a_stage_of_two, tmp_path).environment()["coordinates"] == {"pp": 0}
 
 
 def fine_tuned() -> None:

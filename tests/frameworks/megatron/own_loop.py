@@ -23,6 +23,7 @@ def main() -> None:
         parser.add_argument(name, type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--load", type=Path)
+    parser.add_argument("--keep-streams", action="store_true", help="also those of tensor and expert parallelism")
     options = parser.parse_args()
     cuda_on_cpu.install()
     import torch
@@ -87,6 +88,7 @@ def train(options: argparse.Namespace) -> None:
     from megatron.core.distributed import finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
     from megatron.core.transformer.moe.moe_utils import track_moe_metrics
 
     model = model_of()
@@ -96,12 +98,12 @@ def train(options: argparse.Namespace) -> None:
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     data = torch.Generator().manual_seed(options.seed + parallel_state.get_data_parallel_rank())
-    done = 0
+    tracker, done = get_cuda_rng_tracker(), 0
 
     def state(*, loading: bool) -> dict[str, Any]:
         own = model.module.sharded_state_dict()
         rank = torch.distributed.get_rank()
-        streams = {"torch": torch.get_rng_state(), "data": data.get_state()}
+        streams = {"torch": torch.get_rng_state(), "data": data.get_state(), "parallel": tracker.get_states()}
         kept = dist_checkpointing.mapping.ShardedObject("streams", streams, (2,), (rank,))
         return {
             "model": own,
@@ -116,6 +118,8 @@ def train(options: argparse.Namespace) -> None:
         optimizer.load_state_dict(found["optimizer"])
         torch.set_rng_state(found["streams"]["torch"])
         data.set_state(found["streams"]["data"])
+        if options.keep_streams:
+            tracker.set_states(found["streams"]["parallel"])
         done = found["done"]
 
     def batches() -> Any:

@@ -6,10 +6,13 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from detrun.recorder.adapters.megatron.checkpoints import scales
 from tests.recorder.adapters import stand_in_megatron as stand_in
 from tests.recorder.harness import Run, run
 
@@ -120,6 +123,19 @@ def test_sums_over_several_steps_are_derived_and_each_step_has_its_own(tmp_path:
     for step in (1, 2):
         own = sum(told[step][f"loss[{part}]"]["value"] for part in (0, 1))
         assert told[step]["load_balancing_loss/layer_2"]["value"] == pytest.approx(3 * own)
+
+
+def test_scales_of_low_precision_are_found_by_module() -> None:
+    class Meta:  # as Transformer Engine's, whose attributes no walk through Python objects sees
+        scale, amax_history = torch.ones(3), torch.zeros(4, 3)
+
+    inner = torch.nn.Linear(2, 2)
+    inner.fp8_meta = {"scaling_fwd": Meta(), "recipe": "delayed"}
+    known = SimpleNamespace(
+        adapter=SimpleNamespace(observer=SimpleNamespace(live_roots=lambda: [torch.nn.Sequential(inner)]))
+    )
+    found = scales(known)  # type: ignore[arg-type]
+    assert sorted(found) == ["0.scaling_fwd.amax_history", "0.scaling_fwd.scale"]
 
 
 RENAMED = {

@@ -2,7 +2,7 @@
 
 Megatron's own loop (`train_step`, `training_log`) paces the steps. A loop of the user's own around Megatron Core is
 left to torch's optimizers, as any program is. Metrics are taken where Megatron has them and as they are: what a rank's
-trackers hold before they are reduced, and what Megatron then logs. Nothing is computed, reduced or waited for.
+layers give to their trackers, and what Megatron makes of it and logs. Nothing is reduced or waited for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from detrun.recorder.adapters.adapter import Adapter
 
 ADAPTER = "megatron"
-TRIED = ("0.16.1", "0.19.2")
+TRIED = ("0.19.2",)
 
 PARTS = {
     "megatron.core.parallel_state": "ranks:places",
