@@ -163,7 +163,9 @@ class _Walk:
         if not self._first(item):
             return ()
         if isinstance(item, np.ndarray):
-            if not item.dtype.hasobject:
+            # What is mapped from a file to be read is data, such as an index of samples, and may be larger than memory.
+            mapped = isinstance(item, np.memmap) and not item.flags.writeable
+            if not item.dtype.hasobject and not mapped:
                 self._tell(place, *self._standing(place), item)
         elif self._is_state(item):
             if is_saved_state(item) and place.origin != "feed" and any(w in place.name for w in live_words.DRAWN):

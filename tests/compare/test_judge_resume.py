@@ -385,3 +385,12 @@ def test_a_self_test_that_died_has_seen_nothing(tmp_path: Path) -> None:
     path = made.folder.attempt("c", 1).job_file
     JobFile.model_validate({**JobFile.read(path).model_dump(), "state": "failed", "exit_code": 1}).write(path)
     assert judged(made).verdict == "not-verified"
+
+
+def test_a_stage_of_a_pipeline_may_lack_a_metric_in_every_attempt(made: MadeResume) -> None:
+    for arm, number in (("a", 0), ("b", 0), ("b", 1)):
+        attempt = made.at(arm, number)
+        attempt.edit_every(arm, 0, lambda line: line["metrics"].pop("loss"))
+        for rank in (0, 1):
+            attempt.edit_environment(arm, rank, lambda d, rank=rank: d.__setitem__("coordinates", {"pp": rank}))
+    assert judged(made).verdict == "identical"

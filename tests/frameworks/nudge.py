@@ -34,6 +34,10 @@ def _(x: Tensor) -> Tensor:
 copy.register_autograd(lambda _context, gradient: gradient)
 
 
+_WRAPPED = "_checkpoint_wrapped_module."
+"""What activation checkpointing adds to a name. Modules in it are called once more in the backward pass."""
+
+
 class _Plan:
     def __init__(self, text: str) -> None:
         self.suffix, _, rest = text.partition("@")
@@ -45,7 +49,8 @@ class _Plan:
 
     def learn(self, module: nn.Module, _inputs: Any) -> None:
         if id(module) not in self.names:
-            self.names |= {id(part): name for name, part in module.named_modules() if id(part) not in self.names}
+            named = ((id(part), name.replace(_WRAPPED, "")) for name, part in module.named_modules())
+            self.names = {**dict(named), **self.names}
 
     def nudge(self, module: nn.Module, _inputs: Any, output: Any) -> Any:
         name = self.names.get(id(module), "")

@@ -104,8 +104,8 @@ def test_a_fault_of_one_bit_is_localized(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_lightning_s_slurm_plug_in_saves_in_the_middle_of_a_step(tmp_path: Path) -> None:
-    """Its handler saves where the signal finds the program. Here that is behind the optimizer and before Lightning counted
-    the step: the checkpoint holds the weights of one step and the number of the one before, which is taken twice."""
+    """Its handler saves where the signal finds the program. Here that is behind the optimizer and before Lightning
+    counted the step: the checkpoint holds a step's weights and the number of the one before, which is taken twice."""
     scontrol = tmp_path / "bin" / "scontrol"  # rank 0 calls it to have the job queued again, which ends the job
     scontrol.parent.mkdir()
     scontrol.write_text("#!/bin/sh\nkill -KILL $PPID\n")

@@ -79,6 +79,8 @@ def test_a_pair_is_identical_and_so_is_a_resumed_run(name: str, tmp_path: Path) 
     ran = pair_and_resume(megatron(tmp_path, name, *args, ranks=ranks))
     assert ran.code == 0, ran.explain()
     assert ran.verdict["verdict"] == "identical" and ran.verdict["experiment"]["kind"] == "resume-check"
+    # What expert-parallel peers draw from comes back as that of the first; here nobody does.
+    assert ("expert-parallel-rng" in ran.out) == ("--num-experts" in args)
     for path in tmp_path.glob(".detrun/*/arms/*/attempt-*/recorder/rank*.json"):
         (facts,) = json.loads(path.read_text())["adapters"]
         assert facts["version"] == "0.19.2" and facts["lacks"] == []

@@ -93,7 +93,7 @@ def test_accumulation(tmp_path: Path, assets: Path) -> None:
 
 
 def test_a_fault_of_one_bit_is_localized(tmp_path: Path, assets: Path) -> None:
-    file = trainer(tmp_path, assets, "nudged", *LLAMA, nudge="layers.1.feed_forward@call=3,rank=1")
+    file = trainer(tmp_path, assets, "nudged", *LLAMA, nudge="layers.1.feed_forward@call=5,rank=1")
     culprit = origin_of(file)
     assert "layers.1.feed_forward" in str(culprit["scope"])
     assert culprit["step"] == 3

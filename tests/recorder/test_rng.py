@@ -94,3 +94,34 @@ def test_torchs_stream_says_nothing_either_until_it_is_seeded(exported: Path, tm
     assert torch_stream(exported, tmp_path, drawn) == UNSEEDED
     seeded = torch_stream(exported, tmp_path, "torch.rand(3); torch.manual_seed(7)")
     assert seeded == torch_stream(exported, tmp_path, "torch.manual_seed(7)") != UNSEEDED
+
+
+def test_a_named_stream_counts_in_the_steps_that_draw_from_it() -> None:
+    import torch
+
+    from detrun.recorder.rng import RngStreams
+    from detrun.recorder.streams import global_rows
+
+    streams = RngStreams()
+    used, idle = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    streams.add("used", lambda: used.get_state())
+    streams.add("idle", lambda: idle.get_state())
+    streams.step_begins()
+    torch.rand(1, generator=used)
+    end = streams.rolled_up()
+    idle.manual_seed(3)  # another process has another state of what nobody draws from
+    streams.step_begins()
+    assert {"used", "idle"} <= set(streams.digests())
+    torch.rand(1, generator=used)
+    assert streams.rolled_up() != end
+    standings = {row.name: row.standing for row, _ in global_rows(streams)}
+    assert standings["used"] == "hard"
+
+    other = RngStreams()
+    again, different = torch.Generator().manual_seed(1), torch.Generator().manual_seed(7)
+    other.add("used", lambda: again.get_state())
+    other.add("idle", lambda: different.get_state())
+    other.step_begins()
+    torch.rand(1, generator=again)
+    assert other.rolled_up() == end
+    assert {row.name: row.standing for row, _ in global_rows(other)}["idle"] == "soft"

@@ -1,5 +1,5 @@
-"""Pyro: variational inference. It makes an optimizer for each parameter, in the first step, in the order of a set; the
-guide makes its parameters when it is first called; what is saved is the parameter store and the optimizers' state."""
+"""Pyro: variational inference. It makes an optimizer for each parameter in the first step, in the order of a set; the
+guide makes its parameters when it is first called."""
 
 from __future__ import annotations
 
@@ -37,18 +37,6 @@ model = Net()
 guide = AutoDiagonalNormal(model)
 optimizer = pyro.optim.ClippedAdam({"lr": 1e-2})
 inference = SVI(model, guide, optimizer, Trace_ELBO())
-step = 0
-if args.resume:
-    state = torch.load(args.resume, weights_only=False)
-    step = state["step"]
-    pyro.get_param_store().set_state(state["parameters"])
-    guide(x[:8], y[:8])
-    optimizer.set_state(state["optimizer"])
-    torch.set_rng_state(state["rng"])
-while step < args.steps:
+for step in range(args.steps):
     part = slice(8 * step, 8 * step + 8)
     inference.step(x[part], y[part])
-    step += 1
-    if args.save_every and step % args.save_every == 0:
-        state = {"step": step, "parameters": pyro.get_param_store().get_state(), "rng": torch.get_rng_state()}
-        torch.save({**state, "optimizer": optimizer.get_state()}, args.checkpoints / f"step-{step}.pyro")
