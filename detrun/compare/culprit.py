@@ -142,13 +142,11 @@ def _counts(difference: RowDifference, offset: int) -> bool:
     """One number that may be why the data is off by so many steps. None that was drawn: seeds and orders differ where
     the stream that they are drawn from does. And where the data is behind, none that is ahead, such as the epoch that
     a run was told to begin with."""
-    row, last = difference.row, difference.key[1].rpartition(".")[2]
-    if row.value is None or row.elements != 1 or "seed" in last.lower():
-        return False
     texts = [each.value or "" for each in (difference.a, difference.b) if each is not None]
-    if offset >= 0 or len(texts) < 2 or not all(_NUMBER.fullmatch(text) for text in texts):
-        return True
-    return int(texts[1]) < int(texts[0])
+    drawn = "seed" in difference.key[1].rpartition(".")[2].lower()
+    if drawn or not all(_NUMBER.fullmatch(text) for text in texts):
+        return False
+    return offset >= 0 or len(texts) < 2 or int(texts[1]) < int(texts[0])
 
 
 _NUMBER = re.compile(r"-?\d{1,18}")

@@ -193,7 +193,8 @@ def coverage_findings(evidence: Evidence, optimizer_steps: int | None) -> list[F
         "rng": any(survey.has_rng for survey in surveys),
         "batch": any(survey.has_batch for survey in surveys),
         "state_every": evidence.asked.state_every,
-        "ignored": sorted(ignored | derived),
+        "ignored": sorted(ignored),
+        "derived": sorted(derived),
     }
     what = f"compared by bits: {len(metrics)} metrics, {len(components)} components of the state"
     if evidence.source != "recorder":

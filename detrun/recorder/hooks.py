@@ -55,7 +55,7 @@ def install(session: Session, observer: Observer) -> None:
     _hook_scaler(session, observer)
     _hook_schedulers(session, observer)
     saves.install(session, observer)
-    pipelines.install(session)
+    pipelines.install(session, observer)
     _hook_exit(session)
 
 
@@ -186,7 +186,7 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
 
     @functools.wraps(original_grad)
     def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling() and not flags.backward:
+        if not is_dynamo_compiling() and not flags.backward and not observer.restoring:
             run(observer.grad_begins, outputs)
         return original_grad(outputs, *args, **kwargs)
 

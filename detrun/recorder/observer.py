@@ -64,7 +64,7 @@ class Observer:
         self.during_save: Callable[[str | None, str], AbstractContextManager[None]] = _no_save
         """For a save that goes through none of the functions that are hooked; set when torch is hooked."""
         self.restoring = 0
-        """How deep inside a framework's restore the program is: nothing in there is training."""
+        """How deep inside a framework's restore or rehearsal the program is: nothing in there is training."""
         self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
         session.before_drain = self._finish
 

@@ -10,7 +10,7 @@ from detrun.compare.bits import decode, hexadecimal
 from detrun.compare.chance import pairs_for_bound
 from detrun.compare.folding import ranks_in_words
 from detrun.records.jobs import ExperimentFile
-from detrun.records.metrics_line import stem_of
+from detrun.records.metrics_line import DERIVED, stem_of
 from detrun.records.verdict import Finding, Verdict
 
 _STATE_WORDS = {"optimizer": "optimizer state", "RNG": "RNG streams", "batch": "batches"}
@@ -279,6 +279,9 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     coverage = next(iter(verdict.of_kind("coverage")), None)
     if coverage and coverage.evidence.get("ignored"):
         facts.append(f"ignored by the recipe: {', '.join(coverage.evidence['ignored'])}")
+    if coverage and coverage.evidence.get("derived"):
+        names = ", ".join(name.removesuffix(DERIVED) for name in coverage.evidence["derived"])
+        facts.append(f"recorded and not compared, as they may begin anew on a resume: {names}")
     return facts
 
 

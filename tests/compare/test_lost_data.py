@@ -65,8 +65,8 @@ def test_a_counter_that_leads_to_other_results_is_a_variable() -> None:
     assert first(suspects([], {}, [counter("offset")]))[0] == "module-state"
 
 
-def of_loader(name: str, here: str, there: str, elements: int = 1) -> RowDifference:
-    a, b = (StateRow("loader", name, "", "soft", dtype="int", elements=elements, value=v) for v in (here, there))
+def of_loader(name: str, here: str, there: str) -> RowDifference:
+    a, b = (StateRow("loader", name, "", "soft", dtype="int", elements=1, value=value) for value in (here, there))
     return RowDifference(("loader", name, ""), 1, "different", a, b)
 
 
@@ -76,6 +76,6 @@ def test_a_first_batch_of_another_step_is_the_loader_s_fault_where_it_counts_oth
 
 
 def test_what_was_drawn_from_a_lost_stream_and_where_the_run_was_told_to_begin_are_no_position() -> None:
-    drawn = [of_loader("it._base_seed", "72", "71"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]", 3)]
+    drawn = [of_loader("it._base_seed", "72", "71"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]")]
     told = of_loader("epochs.first", "1", "2")
     assert first(suspects([stream(None), BATCH], {1: -3}, [*drawn, told])) == ("rng", ["shuffling"])

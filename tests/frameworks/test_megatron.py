@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.frameworks import environment
-from tests.frameworks.harness import HERE, SAVED, STEPS, origin_of, pair_and_resume, recipe
-from tests.running import detrun
+from tests.frameworks.harness import HERE, SAVED, origin_of, pair_and_resume, recipe
 
 DRIVER = HERE / "megatron" / "train.py"
 GIVEN = shlex.split("""
@@ -142,44 +139,3 @@ def test_one_bit_of_one_module_is_traced_to_it(tmp_path: Path) -> None:
     culprit = origin_of(file)
     assert culprit["step"] == 4 and culprit["rank"] == 1
     assert culprit["scope"].endswith("decoder.layers.1.mlp.linear_fc1")
-
-
-def test_nothing_is_sent_and_nothing_else_is_trained_where_it_is_recorded(tmp_path: Path) -> None:
-    """As many collectives as without detrun, and the same bytes in the last checkpoint."""
-    args = [*LAYERS, *EXPERTS]
-    file = megatron(tmp_path, "watched", *args, env={"CENSUS": str(tmp_path / "census")}, determinism="none")
-    assert detrun("pair", str(file), cwd=tmp_path, timeout=600).code == 0
-    recorded = counts(tmp_path / "census")
-    (pair,) = tmp_path.glob(".detrun/*-pair-*")
-
-    out = tmp_path / "bare"
-    command = [str(environment.PYTHON), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(DRIVER), *GIVEN, *PLACED, *args]
-    command += SAVES["save_args"]  # type: ignore[arg-type]
-    given = {"steps": str(STEPS), "seed": "1234", "out": str(out), "save_every": str(SAVED)}
-    subprocess.run(
-        [part.format(**given) for part in command],
-        check=True,
-        env={
-            **os.environ,
-            **SURROUNDINGS,
-            "PYTHONPATH": f"{environment.MEGATRON_HOME}:{HERE}",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": "0",
-            "CENSUS": str(tmp_path / "bare-census"),
-        },
-        stdout=subprocess.DEVNULL,
-        timeout=300,
-    )
-    assert counts(tmp_path / "bare-census") == recorded
-    last = [str(place / "checkpoints" / f"iter_{STEPS:07d}") for place in (pair / "arms/a/work", out)]
-    compared = detrun("checkpoint", "diff", *last, "--json", cwd=tmp_path)
-    assert compared.code in (0, 1), compared.explain()
-    differing = [row["name"] for row in json.loads(compared.out)["differences"]]
-    assert not [name for name in differing if not name.startswith("common")], differing
-
-
-def counts(folder: Path) -> dict[str, dict[str, int]]:
-    found = {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))}
-    assert found and all(sum(groups.values()) > 0 for groups in found.values())
-    return found

@@ -56,7 +56,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(options: argparse.Namespace) -> None:
-    for tool in ("nudge", "census"):  # tests/frameworks is on the path
+    for tool in ("nudge", "census"):  # tests/frameworks/tools is on the path
         if tool.upper() in os.environ:
             importlib.import_module(tool).install()
     torch.manual_seed(options.seed)

@@ -88,6 +88,7 @@ def rng_file(checkpoint: Path, rank: int) -> Path:
 
 
 if __name__ == "__main__":
-    if "NUDGE" in os.environ:
-        importlib.import_module("nudge").install()
+    for tool in ("nudge", "census"):  # tests/frameworks/tools is on the path
+        if tool.upper() in os.environ:
+            importlib.import_module(tool).install()
     main()

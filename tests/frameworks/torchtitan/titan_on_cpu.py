@@ -122,7 +122,7 @@ if __name__ == "__main__":
     _do_without_triton()
     _sum_gradients()
     _attend_densely()
-    for tool in ("nudge", "census"):  # tests/frameworks is on the path
+    for tool in ("nudge", "census"):  # tests/frameworks/tools is on the path
         if tool.upper() in os.environ:
             importlib.import_module(tool).install()
     from torchtitan.train import main
