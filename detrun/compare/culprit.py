@@ -119,8 +119,7 @@ def suspects(
     order = ["precision", *_ORDER]
     # A first batch that is another step's, and counters that say so: the loader, and its streams with it. Without
     # counters the batch may as well be drawn from a stream that was lost.
-    held = [d for d in explaining if d.component == "loader" and d.kind != "extra"]
-    counts = [d for d in held if _counts(d, offsets.get(d.rank, 0))]
+    counts = [d for d in explaining if d.component == "loader" and _counts(d, offsets.get(d.rank, 0))]
     if offsets and "batch" in by_component and (counts or "rng" not in by_component):
         by_component["loader"] = [*counts, *by_component.pop("batch")]
     if "batch" in by_component:
@@ -140,13 +139,13 @@ def suspects(
 
 def _counts(difference: RowDifference, offset: int) -> bool:
     """One number that may be why the data is off by so many steps. None that was drawn: seeds and orders differ where
-    the stream that they are drawn from does. And where the data is behind, none that is ahead, such as the epoch that
-    a run was told to begin with."""
+    the stream that they are drawn from does. None that only one run has, such as what a log holds of earlier epochs.
+    And where the data is behind, none that is ahead, such as the epoch that a run was told to begin with."""
     texts = [each.value or "" for each in (difference.a, difference.b) if each is not None]
     drawn = "seed" in difference.key[1].rpartition(".")[2].lower()
-    if drawn or not all(_NUMBER.fullmatch(text) for text in texts):
+    if drawn or len(texts) < 2 or not all(_NUMBER.fullmatch(text) for text in texts):
         return False
-    return offset >= 0 or len(texts) < 2 or int(texts[1]) < int(texts[0])
+    return offset >= 0 or int(texts[1]) < int(texts[0])
 
 
 _NUMBER = re.compile(r"-?\d{1,18}")

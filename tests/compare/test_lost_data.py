@@ -78,4 +78,6 @@ def test_a_first_batch_of_another_step_is_the_loader_s_fault_where_it_counts_oth
 def test_what_was_drawn_from_a_lost_stream_and_where_the_run_was_told_to_begin_are_no_position() -> None:
     drawn = [of_loader("it._base_seed", "72", "71"), of_loader("it.sampler", "[2, 0, 1]", "[1, 0, 2]")]
     told = of_loader("epochs.first", "1", "2")
-    assert first(suspects([stream(None), BATCH], {1: -3}, [*drawn, told])) == ("rng", ["shuffling"])
+    logged = of_loader("epochs.logs[0].epoch", "1", "")
+    logged.kind, logged.b = "missing", None
+    assert first(suspects([stream(None), BATCH], {1: -3}, [*drawn, told, logged])) == ("rng", ["shuffling"])
