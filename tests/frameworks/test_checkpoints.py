@@ -21,7 +21,7 @@ from detrun.checkpoints.read import open_checkpoint
 from detrun.checkpoints.sources import FileSource
 from detrun.fingerprint.elements import LAYOUTS
 from tests.frameworks import environment
-from tests.frameworks.harness import HERE, SAVED, STEPS
+from tests.frameworks.harness import HERE, SAVED, STEPS, TOOLS
 
 TINY_GPT = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32
     --micro-batch-size 2 --global-batch-size 4 --lr 1e-3 --min-lr 1e-4 --lr-decay-iters 20 --lr-warmup-iters 2
@@ -165,7 +165,7 @@ def train(kind: Kind, folder: Path) -> Path:
         command += TORCHRUN.split()
     env = {
         **os.environ,
-        "PYTHONPATH": ":".join(str(each) for each in (*kind.path, HERE)),
+        "PYTHONPATH": ":".join(str(each) for each in (*kind.path, TOOLS)),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -209,7 +209,10 @@ def flip_a_bit(path: Path, name: str) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", KINDS)
+QUICK = ("megatron", "transformers")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in KINDS])
 def test_every_checkpoint_is_read_and_one_changed_bit_of_it_is_named(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     directory = train(kind, tmp_path / "run")

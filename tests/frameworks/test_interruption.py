@@ -23,6 +23,7 @@ def resumed_from(folder: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.full
 def test_megatron_saves_and_leaves_at_a_signal_and_at_its_own_exit(tmp_path: Path) -> None:
     file = megatron(tmp_path, "stopped", *LAYERS, interrupt={"kind": "signal", "at_step": KILLED})
     ran = detrun("resume-check", str(file), "--arm", "b.args=--exit-signal-handler", cwd=tmp_path, timeout=600)
@@ -41,14 +42,8 @@ MAKERS["lightning"] = lambda folder, **more: lightning(folder, "cut", "--keep-rn
 MAKERS["transformers"] = lambda folder, **more: transformers(folder, "cut", **more)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformers",
-        pytest.param("lightning", marks=pytest.mark.full),
-        pytest.param("megatron", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", MAKERS)
 def test_half_a_checkpoint_is_never_gone_on_from(name: str, tmp_path: Path) -> None:
     ran = detrun("resume-check", str(MAKERS[name](tmp_path, interrupt=CUT_SHORT)), cwd=tmp_path, timeout=600)
     assert ran.code == 0, ran.explain()

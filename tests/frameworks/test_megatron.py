@@ -105,7 +105,7 @@ def test_the_distributed_optimizer_is_restored_behind_a_whole_repair(precision: 
     assert ran.code == 0, ran.explain()
 
 
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_loop_of_its_own_around_megatron_core(keeps: bool, tmp_path: Path) -> None:
     given = ["--steps", "{steps}", "--seed", "{seed}", "--out", "{out}/checkpoints"]
     saves = {

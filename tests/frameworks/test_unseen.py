@@ -34,7 +34,7 @@ def unseen(folder: Path, name: str, *args: str, **more: Any) -> Path:
     ("name", "args", "ranks"),
     [
         ("poutyne_fit", ["--keep-rng"], 1),
-        ("gpytorch_exact", [], 1),
+        pytest.param("gpytorch_exact", [], 1, marks=pytest.mark.full),
         pytest.param("steps_in_backward", [], 1, marks=pytest.mark.full),
         pytest.param("two_models", [], 2, marks=pytest.mark.full),
         pytest.param("pipeline", [], 2, marks=pytest.mark.full),
@@ -54,6 +54,7 @@ def test_optimizers_made_in_another_order_in_each_run_are_no_difference(tmp_path
     assert ran.verdict["verdict"] == "identical"
 
 
+@pytest.mark.full
 def test_random_numbers_that_are_not_saved_are_blamed_for_the_order_drawn_from_them(tmp_path: Path) -> None:
     ran = pair_and_resume(unseen(tmp_path, "poutyne_fit"))
     assert ran.code == 1, ran.explain()

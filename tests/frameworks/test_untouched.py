@@ -24,6 +24,7 @@ def test_megatron(tmp_path: Path) -> None:
     assert not [name for name in differing if not name.startswith("common")], differing
 
 
+@pytest.mark.full
 def test_transformers(tmp_path: Path) -> None:
     differing, recorded, bare = recorded_and_bare(transformers(tmp_path, "watched"), f"checkpoints/checkpoint-{STEPS}")
     assert recorded == bare
