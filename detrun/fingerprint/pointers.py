@@ -27,8 +27,8 @@ ids, counts and offsets mostly below."""
 _ALIGNMENT = 16
 """What every allocator gives at least; a device's gives 512."""
 
-_SPAN = 1 << 44
-"""Heap and mappings lie 16 TiB apart at most where they are told apart at all; hashes are spread over everything."""
+_SPAN = 1 << 46
+"""A program's heap and its mappings lie 43 TiB apart on Linux; hashes are spread over everything."""
 
 _MAPS = Path("/proc/self/maps")
 _mapped: tuple[list[int], list[int]] = ([], [])
@@ -37,7 +37,7 @@ _mapped: tuple[list[int], list[int]] = ([], [])
 def pointer_like(tensor: Tensor) -> bool:
     """Whether a tensor looks like an array of addresses: int64 or uint64, in host memory, dense, of 2 to
     `MOST_ELEMENTS` numbers, of which at least half and at least two different ones are not zero; those lie in user
-    space above 4 GiB, within 16 TiB of each other, are aligned to 16 bytes, and lie in what this process has mapped
+    space above 4 GiB, within 64 TiB of each other, are aligned to 16 bytes, and lie in what this process has mapped
     (drivers reserve the addresses of device memory there, too). Never raises."""
     if tensor.dtype not in (torch.int64, torch.uint64) or not _LEAST <= tensor.numel() <= MOST_ELEMENTS:
         return False

@@ -63,7 +63,6 @@ CONFIGURATIONS = {
     "tensor-parallel": (2, [*LAYERS, *TENSOR]),
     "pipeline-parallel": (2, [*LAYERS, *PIPELINE]),
     "tensor-and-pipeline-parallel": (4, [*LAYERS, *TENSOR, *PIPELINE]),
-    "experts": (2, [*LAYERS, *EXPERTS]),
     # With tied embeddings, 0.19.2 cannot save multi-token prediction on a stage behind the first.
     "experts-and-pipeline-parallel": (4, [*LAYERS, *EXPERTS, *PIPELINE, "--untie-embeddings-and-output-weights"]),
     "hybrid": (2, [*EXPERTS, *HYBRID]),
@@ -81,6 +80,21 @@ def test_a_pair_is_identical_and_so_is_a_resumed_run(name: str, tmp_path: Path) 
     for path in tmp_path.glob(".detrun/*/arms/*/attempt-*/recorder/rank*.json"):
         (facts,) = json.loads(path.read_text())["adapters"]
         assert facts["version"] == "0.19.2" and facts["lacks"] == []
+
+
+def test_experts_are_identical_and_agree_with_what_is_written_of_them(tmp_path: Path) -> None:
+    """Twice and after a resume. TensorBoard and the printed lines say the same, also behind the resume, where the second
+    line printed is a mean of two steps."""
+    written = ["--tensorboard-dir", "{out}/tensorboard", "--tensorboard-log-interval", "1"]
+    also = [
+        {"source": "tensorboard", "path": "{out}/tensorboard", "pattern": "megatron"},
+        {"source": "log", "pattern": "megatron"},
+    ]
+    metrics = {"required": EXPERT_METRICS, "also": also}
+    ran = pair_and_resume(megatron(tmp_path, "written", *LAYERS, *EXPERTS, *written, metrics=metrics))
+    assert ran.code == 0, ran.explain()
+    held = [finding for finding in ran.verdict["findings"] if finding["kind"].startswith("source")]
+    assert held and all(finding["severity"] == "info" for finding in held), ran.explain()
 
 
 def test_the_distributed_optimizer_cannot_be_restored_without_transformer_engine(tmp_path: Path) -> None:
