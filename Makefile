@@ -27,7 +27,7 @@ check: lint  ## Before every commit: under two minutes.
 
 test: lint  ## Everything, on a real Slurm cluster that is brought up on this machine where it can be installed.
 	$(BIN)/pytest -m 'not cluster and not frameworks and not full' -n 2
-	$(BIN)/pytest -m 'frameworks and not full'
+	$(BIN)/pytest -m 'frameworks and not full' -n 2
 	$(BIN)/pytest -m cluster
 
 test-full: test  ## Also the tests of which there are many of a kind, and the benchmarks.

@@ -7,6 +7,7 @@ own, as does DeepSpeed, which other frameworks would import if they found it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -32,12 +33,19 @@ UNSEEN_HOME = HOME / "unseen" / "site-packages"
 
 
 def make() -> None:
-    """Raises subprocess.CalledProcessError where a package cannot be installed."""
+    """One process at a time. Raises subprocess.CalledProcessError where a package cannot be installed."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _make()
+        _make_unseen()
+
+
+def _make() -> None:
     stamp = HOME / "made-from"
     made_from = _made_from()
     if stamp.is_file() and stamp.read_text() == made_from:
         return
-    HOME.mkdir(parents=True, exist_ok=True)
     _run(sys.executable, "-m", "venv", "--clear", str(HOME / "all"))
     pip = (str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     _run(*pip, TORCH)
@@ -51,8 +59,8 @@ def make() -> None:
     stamp.write_text(made_from)
 
 
-def make_unseen() -> None:
-    """The trainers that no adapter knows, a few megabytes. Raises as `make`."""
+def _make_unseen() -> None:
+    """The trainers that no adapter knows, a few megabytes."""
     wanted, stamp = WANTED / "unseen" / "no-deps.txt", UNSEEN_HOME / "made-from"
     if stamp.is_file() and stamp.read_text() == wanted.read_text():
         return

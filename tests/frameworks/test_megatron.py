@@ -83,7 +83,7 @@ def test_a_pair_is_identical_and_so_is_a_resumed_run(name: str, tmp_path: Path) 
 
 
 def test_experts_are_identical_and_agree_with_what_is_written_of_them(tmp_path: Path) -> None:
-    """Twice and after a resume. TensorBoard and the printed lines say the same, also behind the resume, where the second
+    """Twice and after a resume. TensorBoard and the printed lines say the same, behind the resume too, where the second
     line printed is a mean of two steps."""
     written = ["--tensorboard-dir", "{out}/tensorboard", "--tensorboard-log-interval", "1"]
     also = [
@@ -119,7 +119,8 @@ def test_the_distributed_optimizer_is_restored_behind_a_whole_repair(precision: 
     assert ran.code == 0, ran.explain()
 
 
-@pytest.mark.parametrize("keeps", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("keeps", [False, True])
 def test_a_loop_of_its_own_around_megatron_core(keeps: bool, tmp_path: Path) -> None:
     given = ["--steps", "{steps}", "--seed", "{seed}", "--out", "{out}/checkpoints"]
     saves = {

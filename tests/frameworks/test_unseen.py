@@ -13,11 +13,6 @@ from tests.frameworks.harness import HERE, detrun, origin_of, pair_and_resume, r
 FOLDER = HERE / "unseen"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def packages() -> None:
-    environment.make_unseen()
-
-
 def unseen(folder: Path, name: str, *args: str, **more: Any) -> Path:
     command = [str(FOLDER / f"{name}.py"), "--out", "{out}", "--steps", "{steps}", "--seed", "{seed}", *args]
     if "nudge" not in more:
@@ -73,7 +68,7 @@ def test_a_loader_that_starts_again_is_blamed_with_its_random_numbers(tmp_path: 
 @pytest.mark.parametrize(
     ("name", "nudge", "step", "module", "ranks"),
     [
-        ("ignite_engine", "3@call=4", 4, "3", 1),
+        pytest.param("ignite_engine", "3@call=4", 4, "3", 1, marks=pytest.mark.full),
         pytest.param("pipeline", "outer@call=13,rank=1", 4, "outer", 2, marks=pytest.mark.full),
     ],
 )

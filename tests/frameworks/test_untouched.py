@@ -16,6 +16,7 @@ from tests.frameworks.test_torchtitan import trainer as torchtitan
 from tests.frameworks.test_transformers import trainer as transformers
 
 
+@pytest.mark.full
 def test_megatron(tmp_path: Path) -> None:
     file = megatron(tmp_path, "watched", *LAYERS, *EXPERTS)
     differing, recorded, bare = recorded_and_bare(file, f"checkpoints/iter_{STEPS:07d}")
@@ -24,7 +25,6 @@ def test_megatron(tmp_path: Path) -> None:
     assert not [name for name in differing if not name.startswith("common")], differing
 
 
-@pytest.mark.full
 def test_transformers(tmp_path: Path) -> None:
     differing, recorded, bare = recorded_and_bare(transformers(tmp_path, "watched"), f"checkpoints/checkpoint-{STEPS}")
     assert recorded == bare

@@ -1,8 +1,9 @@
 """Plants the smallest fault there is in a framework's module, without an edit of the framework.
 
 NUDGE="decoder.layers.1.mlp@call=5,rank=1": from now on the output of every module whose name ends so goes through an
-operator that copies it; in the fifth call on rank 1 one of its elements is one bit off, if NUDGE_ARMED is set. So both
-arms run the same operators on the same inputs, and one gives another result.
+operator that copies it; in the fifth call on rank 1 its elements are 1 ULP off, if NUDGE_ARMED is set. So both arms run
+the same operators on the same inputs, and one gives another result. All elements: one alone may be rounded away where
+it is added to larger numbers, and what leaves no trace cannot be found.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ def copy(x: Tensor) -> Tensor:
     out = x.clone()
     if _plan is not None and _plan.due:
         _plan.due = False
-        flat = out.reshape(-1) if out.is_contiguous() else out.view(-1)
         word = {4: torch.int32, 2: torch.int16, 8: torch.int64}[out.element_size()]
-        flat.view(word)[flat.abs().argmax()] ^= 1
+        out.view(word).bitwise_xor_(1)
     return out
 
 
