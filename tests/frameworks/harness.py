@@ -49,6 +49,8 @@ def recipe(
         "steps": STEPS,
         "seed": 1234,
         "interrupt": {"kind": "kill", "at_step": KILLED},
+        # The end of a process group of gloo's can wait for the interpreter, which waits for it: not to be waited for.
+        "watchdog": {"start": 150.0},
         **more,
     }
     if nudge:
@@ -62,7 +64,7 @@ def recipe(
 def pair_and_resume(file: Path, **more: Any) -> Ran:
     """`detrun pair --resume`: both experiments, with one reference. The verdict is the resume check's, or the pair's
     where that is not identical."""
-    return detrun("pair", str(file), "--resume", "--json", cwd=file.parent, timeout=600, **more)
+    return detrun("pair", str(file), "--resume", "--json", cwd=file.parent, timeout=800, **more)
 
 
 def origin_of(file: Path) -> dict[str, Any]:

@@ -74,12 +74,12 @@ def test_a_pair_is_identical_and_so_is_a_resumed_run(name: str, tmp_path: Path) 
     ranks, args = CONFIGURATIONS[name]
     ran = pair_and_resume(megatron(tmp_path, name, *args, ranks=ranks))
     assert ran.code == 0, ran.explain()
-    assert ran.verdict["verdict"] == "identical" and ran.verdict["experiment"]["kind"] == "resume-check"
+    assert ran.verdict["verdict"] == "identical" and ran.verdict["experiment"] == "resume-check"
     # What expert-parallel peers draw from comes back as that of the first; here nobody does.
     assert ("expert-parallel-rng" in ran.out) == ("--num-experts" in args)
     for path in tmp_path.glob(".detrun/*/arms/*/attempt-*/recorder/rank*.json"):
         (facts,) = json.loads(path.read_text())["adapters"]
-        assert facts["version"] == "0.19.2" and facts["lacks"] == []
+        assert facts["version"].startswith("0.19.2") and facts["lacks"] == []
 
 
 def test_experts_are_identical_and_agree_with_what_is_written_of_them(tmp_path: Path) -> None:
