@@ -22,8 +22,7 @@ def trainer(folder: Path, name: str, *args: str, **more: Any) -> Path:
         "save_args": ["--save-every", "{save_every}"],
         "resume_args": ["--resume", "{checkpoint}"],
     }
-    # A process group's end can wait for the interpreter, which waits for it: not to be waited for.
-    given: dict[str, Any] = {"checkpoint": checkpoint, "watchdog": {"start": 240.0}, **more}
+    given: dict[str, Any] = {"checkpoint": checkpoint, **more}
     return recipe(folder, name, [str(HERE / "transformers" / "train.py"), *GIVEN, *args], **given)
 
 
