@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from detrun.records.metrics_writer import MetricValue, encode_supplement
 from detrun.records.verdict import Verdict, verdict_schema
 from tests.records_factory import (
     METRICS,
+    Line,
     MadeExperiment,
     digest,
     flip_metric,
     flip_state,
     flip_stream,
+    float32_bits,
     make_experiment,
 )
 
@@ -626,3 +629,39 @@ def test_a_recorder_that_could_not_start_gives_the_missing_records_a_reason(made
     note = made.attempt("b").recorder_dir / "failed-4711.txt"
     note.write_text("Traceback (most recent call last):\n  …\nImportError: no \x1b[31mnumpy\n", encoding="utf-8")
     not_verified(made, "the recorder could not start in one process: ImportError: no")
+
+
+def lack(path: Path, what: str) -> None:
+    """In a rank's recorder file, an adapter that did not find something."""
+    document = json.loads(path.read_text())
+    document["adapters"] = [{"name": "toy", "version": "2.0", "tried": ["1.0", "1.1"], "lacks": [what]}]
+    path.write_text(json.dumps(document))
+
+
+def test_what_an_adapter_did_not_find_forbids_identical(made: MadeExperiment) -> None:
+    lack(made.attempt("b").recorder(1), "toy.loop.train_step")
+    says = "adapter toy did not find toy.loop.train_step (version 2.0, tried on 1.0 and 1.1)"
+    verdict = not_verified(made, says)
+    assert any("rank 1" in reason and "arm b" in reason for reason in verdict.not_verified if says in reason)
+
+
+def test_what_an_adapter_did_not_find_does_not_hide_a_difference(made: MadeExperiment) -> None:
+    lack(made.attempt("b").recorder(1), "toy.loop.train_step")
+    made.edit("b", 0, 3, flip_metric("loss"))
+    assert judged(made).verdict == "diverged"
+
+
+def derived(value: float) -> Callable[[Line], None]:
+    """Adds a metric that an adapter knows as bookkeeping."""
+    metric = {"bits": f"0x{float32_bits(value):08x}", "dtype": "float32", "value": value, "source": "derived"}
+    return lambda line: line["metrics"].update({"rate (derived)": metric})
+
+
+def test_a_derived_metric_raises_no_alarm_and_counts_as_no_evidence(made: MadeExperiment) -> None:
+    made.edit_every("a", 0, derived(0.5))
+    made.edit_every("b", 0, derived(0.25), range(3, 5))
+    verdict = judged(made)
+    assert verdict.verdict == "identical", verdict.not_verified
+    (coverage,) = verdict.of_kind("coverage")
+    assert coverage.evidence["derived"] == ["rate (derived)"]
+    assert "rate (derived)" not in coverage.evidence["metrics"]

@@ -394,3 +394,11 @@ def test_a_stage_of_a_pipeline_may_lack_a_metric_in_every_attempt(made: MadeResu
         for rank in (0, 1):
             attempt.edit_environment(arm, rank, lambda d, rank=rank: d.__setitem__("coordinates", {"pp": rank}))
     assert judged(made).verdict == "identical"
+
+
+def test_what_an_adapter_did_not_find_in_a_resumed_attempt_forbids_identical(made: MadeResume) -> None:
+    path = made.folder.attempt("b", 1).recorder(0)
+    document = json.loads(path.read_text())
+    document["adapters"] = [{"name": "toy", "version": None, "tried": [], "lacks": ["toy.load"]}]
+    path.write_text(json.dumps(document))
+    not_verified(made, "adapter toy did not find toy.load (version unknown)")
