@@ -57,7 +57,7 @@ def test_one_number_that_is_no_address_spoils_it(spoil: str) -> None:
     assert not pointer_like(torch.cat([found, torch.tensor([extra[spoil]])]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(seeds, st.integers(2, 512), st.sampled_from([2, 8, 1024, 50_257, 2**31, 2**40]))
 def test_ids_counts_and_positions_are_not(seed: int, size: int, below: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -66,7 +66,7 @@ def test_ids_counts_and_positions_are_not(seed: int, size: int, below: int) -> N
         assert not pointer_like(tensor)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(seeds, st.integers(2, 512))
 def test_hashes_are_not(seed: int, size: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def test_hashes_are_not(seed: int, size: int) -> None:
         assert not pointer_like(tensor)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(2**32, 2**46), st.integers(2, 200), st.sampled_from([16, 512, 4096, 8192, 2**20]))
 def test_large_offsets_in_even_steps_are_not(first: int, size: int, step: int) -> None:
     # bytes of a data set, tokens seen so far, times: as large and as aligned as addresses, but nothing is there
