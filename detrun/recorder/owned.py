@@ -19,8 +19,10 @@ _WATCHERS = """tqdm rich tensorboard wandb mlflow absl google submitit IPython i
 LIBRARIES = frozenset(word for words in (_TORCH, _VALUES, _WATCHERS) for word in words.split())
 """Packages whose frames and objects are not walked. Whatever else is installed counts as a part of the program."""
 
-_OWN_PARTS = frozenset(["recorder", "fingerprint", "determinism", "records", "rng"])
-"""Parts of detrun that run inside a training process."""
+_OWN = """recorder fingerprint determinism records rng errors recipe checkpoints compare launch diagnose report
+    experiments cli"""
+_OWN_PARTS = frozenset(_OWN.split())
+"""Parts of detrun that are no training program, whether they run inside its process or happen to be imported there."""
 
 FEEDS = ("torch.utils.data", "torchdata")
 """Libraries whose objects are walked all the same: where a program is in its data."""

@@ -72,6 +72,6 @@ def _leave_other_tests_behind(program: Callable[[], Any]) -> None:
     """What this worker ran before is no part of the program: the recorder looks at what a program's modules hold."""
     while isinstance(program, partial):
         program = program.func
-    own = getattr(program, "__module__", "")
-    for name in [name for name in sys.modules if name.startswith("tests.") and ".test_" in name and name != own]:
+    own = (getattr(program, "__module__", ""), __name__)
+    for name in [name for name in sys.modules if name.startswith("tests.") and not name.startswith(own)]:
         del sys.modules[name]

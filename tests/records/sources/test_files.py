@@ -229,6 +229,7 @@ def test_a_damaged_wandb_file_is_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # it starts a server of its own, which on a busy machine comes too late for it
 def test_what_wandb_itself_writes_offline_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
