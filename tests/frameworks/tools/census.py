@@ -36,7 +36,10 @@ def _write(folder: Path) -> None:
     world = dist.distributed_c10d._world
     for group, name in list(world.pg_names.items()):
         if group is not None and hasattr(group, "_get_sequence_number_for_group"):
-            count = group._get_sequence_number_for_group()
+            try:
+                count = group._get_sequence_number_for_group()
+            except RuntimeError:  # a group that only others are made from does not count
+                continue
             _counts[str(name)] = max(count, _counts.get(str(name), 0))
     folder.mkdir(parents=True, exist_ok=True)
     rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
