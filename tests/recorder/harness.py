@@ -73,5 +73,6 @@ def _leave_other_tests_behind(program: Callable[[], Any]) -> None:
     while isinstance(program, partial):
         program = program.func
     own = (getattr(program, "__module__", ""), __name__)
-    for name in [name for name in sys.modules if name.startswith("tests.") and not name.startswith(own)]:
+    others = ("tests.", "detrun.workloads")
+    for name in [name for name in sys.modules if name.startswith(others) and not name.startswith(own)]:
         del sys.modules[name]
