@@ -72,7 +72,8 @@ def _leave_other_tests_behind(program: Callable[[], Any]) -> None:
     """What this worker ran before is no part of the program: the recorder looks at what a program's modules hold."""
     while isinstance(program, partial):
         program = program.func
-    own = (getattr(program, "__module__", ""), __name__)
-    others = ("tests.", "detrun.workloads")
-    for name in [name for name in sys.modules if name.startswith(others) and not name.startswith(own)]:
-        del sys.modules[name]
+    own = getattr(program, "__module__", "")
+    for name in list(sys.modules):
+        helps = name.startswith("tests.recorder") and ".test_" not in name
+        if name.startswith(("tests.", "detrun.workloads")) and name != own and not helps:
+            del sys.modules[name]
