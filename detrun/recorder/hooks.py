@@ -105,7 +105,7 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
     call = wrap(original)
     nn.Module.__call__ = call  # type: ignore[method-assign]
     # If the compiler was imported before: it compares a module's __call__ with the one it saw then.
-    _replace_everywhere("unpatched_nn_module_call", original, call)
+    replace_everywhere("unpatched_nn_module_call", original, call)
     own_calls.hook(session, call, wrap)
 
 
@@ -192,7 +192,7 @@ def _hook_backward(session: Session, observer: Observer, flags: _Flags) -> None:
 
     for name, first, wrapper in (("backward", original, backward), ("grad", original_grad, grad)):
         _never_compile(wrapper, inner_too=False)
-        _replace_everywhere(name, first, wrapper)
+        replace_everywhere(name, first, wrapper)
 
 
 def _hook_clipping(session: Session, observer: Observer) -> None:
@@ -226,7 +226,7 @@ def _hook_clipping(session: Session, observer: Observer) -> None:
     utils = torch.nn.utils
     for name, norm_of in (("clip_grad_norm_", returned), ("clip_grads_with_norm_", given_total)):
         original = getattr(utils, name)
-        _replace_everywhere(name, original, wrap(original, norm_of))
+        replace_everywhere(name, original, wrap(original, norm_of))
 
 
 def _hook_optimizers(session: Session, observer: Observer, flags: _Flags) -> None:
@@ -360,7 +360,7 @@ def _optimizer_depth() -> int:
     return depth
 
 
-def _replace_everywhere(name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+def replace_everywhere(name: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
     """Replace a function in every module that has it under its name, also where it was imported by name."""
     for module in list(sys.modules.values()):
         namespace = getattr(module, "__dict__", None)

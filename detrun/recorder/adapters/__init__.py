@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -95,22 +95,23 @@ class _Awaited:
         self._observer = observer
 
     def __call__(self, module: ModuleType) -> None:
-        from detrun.recorder.adapters.adapter import Adapter
-
         place, _, function = self._target.partition(":")
         name, tried = place.rpartition(".")[2], ()
         try:
             code = importlib.import_module(place)
             name, tried = getattr(code, "ADAPTER", name), tuple(getattr(code, "TRIED", ()))
-            adapter = self._adapters.get(name)
-            if adapter is None:
-                adapter = self._adapters[name] = Adapter(name, tried, self._session, self._observer)
-            getattr(code, function)(module, adapter)
+            getattr(code, function)(module, self._adapter(name, tried))
         except Exception as error:  # noqa: BLE001 - as above
-            adapter = self._adapters.get(name)
-            if adapter is None:
-                adapter = self._adapters[name] = Adapter(name, tried, self._session, self._observer)
-            adapter.failed(f"as {getattr(module, '__name__', '?')} was imported", error)
+            where = f"as {getattr(module, '__name__', '?')} was imported"
+            self._adapter(name, tried).failed(where, error)
+
+    def _adapter(self, name: str, tried: Sequence[str]) -> Adapter:
+        """The framework's one, made at the first call."""
+        from detrun.recorder.adapters.adapter import Adapter
+
+        if name not in self._adapters:
+            self._adapters[name] = Adapter(name, tried, self._session, self._observer)
+        return self._adapters[name]
 
 
 def loaded() -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from detrun.recorder import live, pacing, state, tracking
 from detrun.recorder.draft import EACH
+from detrun.recorder.hooks import replace_everywhere
 from detrun.recorder.progress import AdapterFacts
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ class Adapter:
             return True
         setattr(holder, name, made)
         if not isinstance(holder, type):
-            for module in list(sys.modules.values()):
-                namespace = getattr(module, "__dict__", None)
-                if isinstance(namespace, dict) and namespace.get(name) is original:
-                    setattr(module, name, made)
+            replace_everywhere(name, original, made)
         return True
 
     def run(self, event: Callable[..., None], *args: Any) -> None:
