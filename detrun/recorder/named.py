@@ -22,11 +22,11 @@ class Named:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def record(self, step: int, metrics: Mapping[str, object], source: str = "record") -> None:
+    def record(self, step: int, metrics: Mapping[str, object]) -> None:
         """Of the step that the program numbers so."""
         session = self._session
         with session.lock:
-            values = self._read(metrics, source)
+            values = self._read(metrics, "record")
             taken = session.closed + (0 if session.held is None else 1)
             none_yet = taken < session.numbering.first()
             begun = session.draft.begun() or not session.has_optimizers
@@ -35,7 +35,7 @@ class Named:
             number = session.numbering.translate(int(step), current, begun or not none_yet)
             if unsettled and session.numbering.done is None and number != current:
                 session.closed += number - current  # an attempt resumed from where only the program knows
-            self._place(number, values, source)
+            self._place(number, values, "record")
 
     def tell(self, name: str, value: object, source: str) -> None:
         """Of the step that is going on, or else has just ended."""

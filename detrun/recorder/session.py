@@ -139,12 +139,9 @@ class Session:
         """`detrun.record`."""
         self.run(self.named.record, step, metrics)
 
-    def tell(self, name: str, value: object, source: str, step: int | None = None) -> None:
-        """An adapter's word on a metric: of the step that is going on or has just ended, or of one by its number."""
-        if step is None:
-            self.run(self.named.tell, name, value, source)
-        else:
-            self.run(self.named.record, step, {name: value}, source)
+    def tell(self, name: str, value: object, source: str) -> None:
+        """An adapter's word on a metric of the step that is going on or has just ended."""
+        self.run(self.named.tell, name, value, source)
 
     def next_step(self) -> int:
         """The number of the step that `draft` gathers."""

@@ -124,10 +124,6 @@ class Adapter:
         which is read later and without waiting for its device."""
         self.session.tell(name, value, _SOURCES[kind])
 
-    def metric_at(self, step: int, name: str, value: object, kind: Kind = "training") -> None:
-        """The same where the framework gives its own number of the step, counted from 1."""
-        self.session.tell(name, value, _SOURCES[kind], step)
-
     def microbatch_metric(self, name: str, value: object) -> None:
         """A metric of the micro-batch that is going on. Of several in a step each is there as `name[i]`, and their mean
         as `name`, as of a loss."""
