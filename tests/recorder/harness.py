@@ -19,6 +19,8 @@ import torch._dynamo  # the first optimizer would import it, in every child agai
 
 torch.set_num_threads(1)
 
+TESTS = Path(__file__).resolve().parents[1]
+
 
 @dataclass
 class Run:
@@ -73,7 +75,9 @@ def _leave_other_tests_behind(program: Callable[[], Any]) -> None:
     while isinstance(program, partial):
         program = program.func
     own = getattr(program, "__module__", "")
-    for name in list(sys.modules):
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        others = (file is not None and TESTS in Path(file).parents) or name.startswith("detrun.workloads")
         helps = name.startswith("tests.recorder") and ".test_" not in name
-        if name.startswith(("tests.", "detrun.workloads")) and name != own and not helps:
+        if others and name != own and not helps:
             del sys.modules[name]
