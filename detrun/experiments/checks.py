@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from detrun.determinism.canonical import check_environment
@@ -20,10 +20,12 @@ from detrun.records.layout import ExperimentFolder
 
 @dataclass(frozen=True)
 class PairOptions:
-    """repeats: how many arms are held against the reference. agreed: --yes was given."""
+    """repeats: how many arms are held against the reference. agreed: --yes was given. labels: what the experiment
+    belongs to, such as a night."""
 
     repeats: int = 1
     agreed: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_pair(

@@ -11,8 +11,9 @@ from detrun.compare.decision import in_order
 from detrun.diagnose.catalog import Entry, Experiment, catalog
 from detrun.diagnose.facts import Facts, facts_of_bytes, facts_of_divergence, facts_of_environments, merged
 from detrun.diagnose.match import ENOUGH, Match, match
-from detrun.errors import ArchiveError, ExitCode, RecordError
+from detrun.errors import ExitCode, RecordError
 from detrun.experiments.changes import CHANGES, GENERAL
+from detrun.experiments.write_verdict import write_verdict
 from detrun.recipe import Recipe
 from detrun.records.environment_reader import RankEnvironment, read_environment
 from detrun.records.files import read_plain
@@ -144,16 +145,7 @@ def conclude(folder: ExperimentFolder, *, write: bool = True) -> Verdict:
     tried = [_read(name, place) for name, place in folder.passes().items() if place.verdict_file.exists()]
     tried += [Tried(path.stem, 0, 0, 1, None, _text(path)) for path in sorted((folder.path / NOT_RUN).glob("*.txt"))]
     verdict = _verdict(experiment, known, tried)
-    if write:
-        from detrun.report.html import write_report
-
-        try:
-            write_report(folder.report_file, verdict, experiment, standalone=False)
-        except ArchiveError as error:
-            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
-            verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
-        verdict.write(folder.verdict_file)
-    return verdict
+    return write_verdict(folder, experiment, verdict) if write else verdict
 
 
 def weigh(known: Known, tried: Sequence[Tried]) -> list[Match]:

@@ -25,7 +25,6 @@ from detrun.compare.environment import (
 from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEvidence
 from detrun.compare.resume import decide_resume
 from detrun.compare.streams import Gap, PairTally, compare_rank
-from detrun.errors import ArchiveError
 from detrun.experiments.arm_files import (
     asked_of,
     pinned_on_the_node,
@@ -44,12 +43,14 @@ from detrun.experiments.judge_sources import (
 )
 from detrun.experiments.judge_trace import judge_trace
 from detrun.experiments.slices import read_all, slices
+from detrun.experiments.surroundings import stamped
+from detrun.experiments.write_verdict import write_verdict
 from detrun.records.environment_reader import RankEnvironment
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder, path_of
 from detrun.records.metrics_line import LineReader
 from detrun.records.metrics_reader import RankMetrics, read_rank_metrics
-from detrun.records.verdict import Finding, Verdict
+from detrun.records.verdict import Verdict
 
 
 def judge(
@@ -84,22 +85,8 @@ def judge(
         evidence.notes += second_sources(place, experiment)
         verdict = decide(experiment, evidence)
     if write:
-        if report:
-            verdict = _with_report(place, experiment, verdict, standalone)
-        verdict.write(place.verdict_file)
-    return verdict
-
-
-def _with_report(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict, standalone: bool) -> Verdict:
-    """Writes report.html. A report that cannot be written must not cost the verdict."""
-    from detrun.report.html import write_report
-
-    try:
-        write_report(place.report_file, verdict, experiment, standalone=standalone)
-    except ArchiveError as error:
-        note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
-        return verdict.model_copy(update={"findings": [*verdict.findings, note]})
-    return verdict
+        return write_verdict(place, experiment, verdict, report=report, standalone=standalone)
+    return stamped(place, experiment, verdict)
 
 
 @dataclass(slots=True)

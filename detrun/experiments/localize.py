@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ RESUMED_STEPS = 8
 class LocalizeOptions:
     """steps: the window, instead of the step that a comparison of metrics finds. level: the only level looked at.
     byte_budget: of trace files, for all ranks of an arm. repeat: how often a fault that did not come back is waited
-    for. keep: whether the last pass, which keeps bytes, is run. agreed: --yes was given."""
+    for. keep: whether the last pass, which keeps bytes, is run. agreed: --yes was given. labels: as a pair's."""
 
     steps: tuple[int, int] | None = None
     level: int | None = None
@@ -65,6 +65,7 @@ class LocalizeOptions:
     repeat: int = 3
     keep: bool = True
     agreed: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> LocalizeOptions:
@@ -142,7 +143,7 @@ def run_localize(
     if cost:
         say(cost)
     folder = archive.create(loaded.recipe.name, "localize")
-    question = Question("localize", reference, options=asdict(options))
+    question = Question("localize", reference, options=asdict(options), labels=options.labels)
     write_experiment(loaded, folder, plan_in(folder), cluster.name, question, command_line)
     return folder, _Localization(loaded, folder, cluster, options, command_line, say, baseline).run()
 

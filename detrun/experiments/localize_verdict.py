@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from detrun.compare.chance import bound_of_clean_pairs
 from detrun.compare.decision import in_order
 from detrun.compare.trace_summary import Lead, TraceComparison
-from detrun.errors import ArchiveError, ExitCode
+from detrun.errors import ExitCode
 from detrun.experiments.localize_bytes import EventReading, read_event
 from detrun.experiments.localize_cause import causes_of, facts_of, reproduce
 from detrun.experiments.localize_culprit import culprit_of
@@ -23,6 +23,7 @@ from detrun.experiments.localize_findings import (
 )
 from detrun.experiments.observer_check import ObserverCheck
 from detrun.experiments.trace_plan import Window
+from detrun.experiments.write_verdict import write_verdict
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder
 from detrun.records.trace_row import EventKey
@@ -141,16 +142,7 @@ def conclude(descent: Descent, *, write: bool = True) -> Verdict:
         verdict = _nothing_to_localize(descent)
     else:
         verdict = _nothing_traced(descent, descent.baseline) if descent.missed else _localized(descent)
-    if write:
-        from detrun.report.html import write_report
-
-        try:
-            write_report(descent.folder.report_file, verdict, descent.experiment, standalone=False)
-        except ArchiveError as error:
-            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
-            verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
-        verdict.write(descent.folder.verdict_file)
-    return verdict
+    return write_verdict(descent.folder, descent.experiment, verdict) if write else verdict
 
 
 def _nothing_to_localize(descent: Descent) -> Verdict:

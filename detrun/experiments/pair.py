@@ -34,7 +34,7 @@ def start_pair(
         loaded,
         archive,
         cluster,
-        Question("pair"),
+        Question("pair", labels=options.labels),
         lambda folder: plan_pair(loaded, folder, cluster.name, options, environment),
         command_line,
     )

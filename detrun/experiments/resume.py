@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ _FALLBACK = "write interrupt: {kind: kill, at_step: …}, a step that saves noth
 @dataclass(frozen=True)
 class ResumeOptions:
     """observer: one more arm that never saves. self_test: arms with something broken at restore. fresh: no arm of an
-    earlier experiment stands in for the reference. agreed: --yes was given."""
+    earlier experiment stands in for the reference. agreed: --yes was given. labels: as a pair's."""
 
     observer: bool = False
     self_test: bool = False
     fresh: bool = False
     agreed: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve_interrupts(loaded: LoadedRecipe, cluster: str) -> list[dict[str, Any]]:
@@ -163,6 +164,7 @@ def start_resume(
         "resume-check",
         reference.document if reference else None,
         resolve_interrupts(loaded, cluster.name),
+        labels=options.labels,
     )
     return start(loaded, archive, cluster, question, plan_in, command_line)
 

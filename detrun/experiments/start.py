@@ -33,13 +33,14 @@ GONE_WITHIN = 30.0
 class Question:
     """What an experiment asks beside its recipe. kind: `pair`, `resume-check`, `localize` … reference: an arm of an
     earlier one. steps: the last step that is asked for, where arms are ended before the recipe's last. options: what a
-    command that takes it up has to know."""
+    command that takes it up has to know. labels: what it belongs to, such as a night."""
 
     kind: str
     reference: Reference | None = None
     interrupts: Sequence[dict[str, Any]] = field(default=())
     steps: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def start(
@@ -140,6 +141,7 @@ def write_experiment(
         reference=question.reference,
         interrupts=list(question.interrupts),
         options=dict(question.options),
+        labels=dict(question.labels),
     ).write(folder.experiment_file)
     (folder.path / "recipe.yaml").write_text(loaded.text, encoding="utf-8")
     keep_patterns(loaded, folder)

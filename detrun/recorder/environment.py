@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -83,6 +84,7 @@ def describe_process(rank: int) -> dict[str, Any]:
             "count": os.cpu_count(),
         },
         "devices": _devices(),
+        "driver": _driver(),
         "seeds": {
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED"),
             "DETRUN_SEED": os.environ.get("DETRUN_SEED"),
@@ -189,6 +191,19 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """The version of the kernel's driver for its devices, as the kernel tells it."""
+    for path, pattern in (
+        (Path("/proc/driver/nvidia/version"), r"[0-9]{3,}[0-9.]+"),
+        (Path("/sys/module/amdgpu/version"), r"\S+"),
+    ):
+        with contextlib.suppress(OSError):
+            found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+            if found:
+                return found[0]
+    return None
 
 
 def _devices() -> list[dict[str, Any]]:

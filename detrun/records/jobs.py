@@ -99,7 +99,7 @@ class Code(BaseModel):
 
 class ExperimentFile(Document):
     """experiment.json: what was asked, written before anything is started. options: of the command, where a later one
-    that takes the experiment up has to know them."""
+    that takes the experiment up has to know them. labels: what it belongs to, such as a night."""
 
     called: ClassVar[str] = "experiment.json"
 
@@ -123,6 +123,7 @@ class ExperimentFile(Document):
     reference: Reference | None = None
     interrupts: list[dict[str, Any]] = Field(default_factory=list)
     options: dict[str, Any] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("arms")
     @classmethod

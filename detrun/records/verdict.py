@@ -124,8 +124,25 @@ class Figure(Part):
     interval: tuple[float, float] | None = None
 
 
+class Surroundings(Part):
+    """What the first arm ran on, in short, so that nights can be told apart by their verdicts alone. Each is None where
+    nothing tells. code: a digest of the program's files; recipe: one of the recipe as it was resolved."""
+
+    recipe: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+    code: str | None = None
+    container: str | None = None
+    driver: str | None = None
+    gpus: list[str] | None = None
+    cpu: str | None = None
+    python: str | None = None
+    packages: dict[str, str] | None = None
+    nodes: list[str] | None = None
+
+
 class Verdict(Document):
-    """The whole answer to one experiment."""
+    """The whole answer to one experiment. created and labels: of its experiment.json."""
 
     called: ClassVar[str] = "verdict"
 
@@ -140,6 +157,9 @@ class Verdict(Document):
     not_verified: list[str] = Field(default_factory=list)
     arms: list[ArmSummary] = Field(default_factory=list)
     figures: dict[str, Figure] = Field(default_factory=dict)
+    created: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    environment: Surroundings | None = None
 
     def to_json(self) -> str:
         """The document as `--json` prints it, with a last newline."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from detrun.compare.folding import hosts
-from detrun.records.files import printable, write_atomically
+from detrun.records.files import write_atomically
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
 from detrun.report import diagnose_screen, localize_rows, localize_words, resume_words, state_table, timeline, words
 from detrun.report.answer import head, sentence
 from detrun.report.chart import figure, plotly_script, save_script
+from detrun.report.pages import environment
 
 MAX_REASONS = 100
 WIDE, NARROW = 110, 48
@@ -30,13 +30,6 @@ def render_html(
     """The page. plotly_link: where the page finds plotly's script; standalone: the script is in the page."""
     chart = figure(verdict)
     source = Markup(plotly_script()[1].read_text(encoding="utf-8")) if chart and standalone else None  # noqa: S704
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        # Escaping leaves what turns the reading direction or hides; markup that is safe (plotly's script) stays.
-        finalize=lambda value: printable(value) if type(value) is str else value,
-    )
     resume = verdict.experiment == resume_words.EXPERIMENT
     localized = verdict.experiment in localize_words.EXPERIMENTS
     diagnosed = verdict.experiment == diagnose_screen.EXPERIMENT
@@ -46,7 +39,7 @@ def render_html(
     else:
         facts += [*words.context(verdict, experiment), *resume_words.context(verdict, experiment)]
     facts += [words.cost(verdict), resume_words.capture_cost(verdict), words.chance(verdict)]
-    return environment.get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         verdict=verdict,
         experiment=experiment,
         head=head(verdict),

@@ -1,0 +1,35 @@
+"""The last thing an experiment does: its page, then its verdict. Every kind of experiment ends here."""
+
+from __future__ import annotations
+
+from detrun.errors import ArchiveError
+from detrun.experiments.surroundings import stamped
+from detrun.records.jobs import ExperimentFile
+from detrun.records.layout import ExperimentFolder
+from detrun.records.verdict import Finding, Verdict
+
+
+def write_verdict(
+    place: ExperimentFolder,
+    experiment: ExperimentFile,
+    verdict: Verdict,
+    *,
+    report: bool = True,
+    standalone: bool = False,
+) -> Verdict:
+    """Writes report.html and, last and by rename, verdict.json; returns what was written.
+
+    A page that cannot be written is a warning in the verdict. standalone: the page carries its script. Raises
+    ArchiveError where the verdict cannot be written.
+    """
+    verdict = stamped(place, experiment, verdict)
+    if report:
+        from detrun.report.html import write_report
+
+        try:
+            write_report(place.report_file, verdict, experiment, standalone=standalone)
+        except ArchiveError as error:
+            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
+            verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
+    verdict.write(place.verdict_file)
+    return verdict
