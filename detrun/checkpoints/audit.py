@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from detrun.checkpoints.entry import Entry
 from detrun.checkpoints.find import Found, find_checkpoints
+from detrun.checkpoints.layouts import Alike, alike_by_design
 from detrun.checkpoints.pointers import Pointer, pointers
 from detrun.checkpoints.random_states import RandomState, random_states
 from detrun.checkpoints.read import open_checkpoint
@@ -57,7 +58,8 @@ def audit(directory: Path, pattern: str | None = None) -> list[Fault]:
             faults.append(Fault("stale", each.path, what, evidence={"earlier": str(seen[look.rolled])}))
         elif look.tensors:
             seen[look.rolled] = each.path
-        faults += _shared_streams(each.path, look.states, once_differed)
+        states = _joined(look.states, alike_by_design(each.layout))
+        faults += _shared_streams(each.path, states, once_differed)
     return faults + [fault for pointer in pointers(directory) for fault in _pointer(directory, pointer, found)]
 
 
@@ -99,6 +101,25 @@ def _digested(entries: Iterable[Entry], digests: list[tuple[str, str]], problems
 def _trained(entry: Entry) -> bool:
     """Whether training changes it and does more than count: counters and positions go on where buffers are stale."""
     return "float" in entry.dtype and entry.data is not None and entry.nbytes > 8 and len(entry.shape) > 0
+
+
+def _joined(states: Iterable[RandomState], designs: Sequence[Alike]) -> list[RandomState]:
+    """The states, those that ranks have alike by design as one: that of the ranks without the coordinate in which they
+    differ. Where ranks that may be alike are not, all are kept."""
+    kept: list[RandomState] = []
+    groups: dict[tuple[str, str, str], list[RandomState]] = defaultdict(list)
+    for state in states:
+        design = next((each for each in designs if each.entry.fullmatch(state.name)), None)
+        place = state.rank.split(".") if state.rank is not None else []
+        if design is None or design.along >= len(place):
+            kept.append(state)
+            continue
+        del place[design.along]
+        groups[state.template, state.generator, ".".join(place)].append(state)
+    for (_, _, rank), members in groups.items():
+        alike = len({state.raw for state in members}) == 1
+        kept += [replace(members[0], rank=rank or None)] if alike else members
+    return kept
 
 
 def _shared_streams(path: Path, states: Iterable[RandomState], once_differed: set[tuple[str, str]]) -> Iterator[Fault]:

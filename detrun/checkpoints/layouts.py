@@ -45,6 +45,17 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Random streams that ranks have alike by design: those that differ in one coordinate alone.
+
+    entry: their names. along: the place of that coordinate in the rank that such a name tells.
+    """
+
+    entry: re.Pattern[str]
+    along: int
+
+
+@dataclass(frozen=True)
 class Layout:
     """One rule of `layouts.yaml`, whose head says what each part means."""
 
@@ -68,6 +79,7 @@ class Layout:
     resume_files: tuple[Names, ...] = ()
     resume_keys: Names = ()
     resume_lacks: str = ""
+    alike: tuple[Alike, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,11 @@ class Told:
 def layouts() -> tuple[Layout, ...]:
     """The rules, in their order."""
     return tuple(_rule(each) for each in yaml.safe_load(RULES.read_text(encoding="utf-8")))
+
+
+def alike_by_design(name: str) -> tuple[Alike, ...]:
+    """The random streams that ranks may share in checkpoints of the layout of this name."""
+    return next((rule.alike for rule in layouts() if rule.name == name), ())
 
 
 def recognise(path: Path, listed: Sequence[PurePosixPath]) -> Layout | None:
@@ -306,6 +323,7 @@ def _rule(data: dict[str, Any]) -> Layout:
         resume_files=tuple(map(_either, resume.get("files", ()))),
         resume_keys=tuple(resume.get("keys", ())),
         resume_lacks=resume.get("lacks", ""),
+        alike=tuple(Alike(re.compile(each["entry"]), each["along"]) for each in data.pop("alike", ())),
         **{key: tuple(data.pop(key, ())) for key in ("any", "none", "only", "keys", "unfinished")},
     )
     if data:

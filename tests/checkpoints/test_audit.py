@@ -178,3 +178,34 @@ def test_numpy_generators_are_known(tmp_path: Path) -> None:
     torch.save({"a": generator, "b": generator.bit_generator.state}, tmp_path / "a.pt")
     raw = state["state"].to_bytes(16, "little") + state["inc"].to_bytes(16, "little")
     assert len(index(tmp_path / "a.pt").find_random(raw)) == 2
+
+
+def save_grid(path: Path, seeds: dict[str, int]) -> list[Fault]:
+    """A checkpoint whose ranks stand in a grid of 2 pipeline stages × 2 tensor-parallel ranks, as one layout has it."""
+    state = {
+        f"rng_state/shard_{place}_2.2": {
+            "torch_rng_state": streams(seed)["cpu"],
+            "rng_tracker_states": {"model-parallel-rng": streams(100 + number)["cpu"]},
+        }
+        for number, (place, seed) in enumerate(seeds.items())
+    }
+    folder = save_dcp(state, path / "iter_0000003")
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (path / "latest_checkpointed_iteration.txt").write_text("3")
+    return audit(path)
+
+
+def test_streams_that_a_layout_has_alike_along_one_coordinate_are_no_fault(tmp_path: Path) -> None:
+    assert save_grid(tmp_path, {"0.0": 1, "0.1": 1, "1.0": 2, "1.1": 2}) == []
+
+
+def test_streams_alike_along_the_other_coordinate_are_one(tmp_path: Path) -> None:
+    (fault,) = save_grid(tmp_path, {"0.0": 1, "0.1": 1, "1.0": 1, "1.1": 1})
+    assert (fault.kind, fault.certain) == ("shared-streams", False)
+    assert fault.evidence["ranks"] == [["0", "1"]]
+
+
+def test_streams_that_should_be_alike_and_are_not_are_all_looked_at(tmp_path: Path) -> None:
+    (fault,) = save_grid(tmp_path, {"0.0": 1, "0.1": 2, "1.0": 1, "1.1": 3})
+    assert fault.certain
+    assert fault.evidence["ranks"] == [["0.0", "1.0"]]
