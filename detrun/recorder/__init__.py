@@ -69,7 +69,7 @@ def install() -> None:
                 session.rank,
                 optimizers=lambda: list(observer.optimizers.live().values()),
                 schedulers=observer.capture.schedulers.all,
-                roots=observer.live_roots,
+                roots=observer.models.live,
                 streams=session.streams,
             )
         if session.settings.determinism == "strict":

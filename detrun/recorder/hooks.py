@@ -93,10 +93,10 @@ def _hook_modules(session: Session, observer: Observer, flags: _Flags) -> None:
                 finally:
                     flags.resting = False
             if role is bare:
-                run(observer.add_root, self)
+                run(observer.models.add, self)
             result = original(self, *args, **kwargs)
             if role is None and _role(self) is training:  # it makes its parameters when it is first called
-                run(observer.add_root, self)
+                run(observer.models.add, self)
             return result
 
         _never_compile(call, inner_too=False)

@@ -19,15 +19,17 @@ from torch.optim import Optimizer
 
 from detrun.fingerprint.tensors import no_dispatch_modes
 from detrun.recorder.batch import batch_digest
+from detrun.recorder.by_hand import StepsByHand
 from detrun.recorder.capture import Capture
 from detrun.recorder.draft import Digest, Draft
+from detrun.recorder.models import Models
 from detrun.recorder.norm import gradient_norm
 from detrun.recorder.optimizers import Optimizers, all_of, is_rehearsal, owns_any, parameters_of, with_inner
 from detrun.recorder.pending import Scalar, read, scalar_from
 from detrun.recorder.session import Session
 from detrun.recorder.state import buffers_digest, gradients_digest, optimizer_digest, tensors_digest
 from detrun.recorder.steps import Cycle
-from detrun.recorder.updates import Updates, program_records, trained
+from detrun.recorder.updates import trained
 
 
 class Observer:
@@ -38,8 +40,8 @@ class Observer:
         self.optimizers = Optimizers()
         self.cycle = Cycle()
         self.optimizer_calls = 0
-        self._roots: list[weakref.ref[nn.Module]] = []
-        self._parts: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self.models = Models(self._root_gone)
+        self._by_hand = StepsByHand(self)
         self._clipped: set[int] = set()
         self._before_clip: dict[int, Digest] = {}
         self._unscaled: tuple[weakref.ref[Tensor], Scalar] | None = None
@@ -48,8 +50,6 @@ class Observer:
         self._rehearses = False
         self._has_graphs = bool(torch.version.cuda or torch.version.hip)
         self._sabotage_due = True
-        self._updates = Updates()
-        self._records: bool | None = None
         self.when_constructed: list[Callable[[], None]] = []
         self.when_backward_ended: list[Callable[[], None]] = []
         self.batch_of: list[Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]] = []
@@ -65,7 +65,7 @@ class Observer:
         """For a save that goes through none of the functions that are hooked; set when torch is hooked."""
         self.restoring = 0
         """How deep inside a framework's restore or rehearsal the program is: nothing in there is training."""
-        self.capture = Capture(session, self.optimizers, self.live_roots, self.step_is_open)
+        self.capture = Capture(session, self.optimizers, self.models.live, self.step_is_open)
         session.before_drain = self._finish
 
     # Forward and backward
@@ -78,9 +78,9 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         self.updated()
-        if session.draft.batches and self._is_part_of_a_root(root):
+        if session.draft.batches and self.models.has_part(root):
             return
-        self.add_root(root)
+        self.models.add(root)
         if not session.draft.batches:
             session.streams.step_begins()
         session.show("forward")
@@ -99,25 +99,6 @@ class Observer:
         if not self.capturing():
             self.session.draft.resting_batches.append(batch_digest(args, kwargs))
 
-    def add_root(self, root: nn.Module) -> None:
-        """The buffers of this module are state."""
-        if not any(reference() is root for reference in self._roots):
-            self._roots = [reference for reference in self._roots if reference() is not None]
-            self._roots.append(weakref.ref(root, self._root_gone))
-
-    def _is_part_of_a_root(self, module: nn.Module) -> bool:
-        """Whether it is a part of a root module that is now called by itself, behind that one: a head that a loss
-        function calls. What it is given was computed, and is no batch."""
-        known = self._parts.get(module)
-        if known is None:
-            known = any(part is module for root in self.live_roots() if root is not module for part in root.modules())
-            self._parts[module] = known
-        return known
-
-    def has_roots(self) -> bool:
-        """Was a root module called?"""
-        return bool(self._roots)
-
     def scaled(self, outputs: Tensor, result: Tensor) -> None:
         """A gradient scaler multiplied a loss: the loss is what was there before."""
         if outputs.numel() == 1:
@@ -133,14 +114,7 @@ class Observer:
         if session.initial_rng is None:
             session.initial_rng = session.streams.digests()
         session.show("backward")
-        by_hand = self._steps_by_hand()
-        if by_hand:
-            if not session.draft.batches:
-                self.updated()
-            if self._environment_due:
-                self._environment_due = False
-                self._write_environment()
-            self._updates.mark(self.live_roots())
+        self._by_hand.backward_begins()
         draft = session.draft
         resting = draft.resting_batches[-1] if draft.resting_batches else None
         self.capture.backward_begins(sys._getframe(1), resting, forward_seen=bool(draft.batches))
@@ -180,39 +154,13 @@ class Observer:
                 return
 
     def backward_ends(self) -> None:
-        """An outermost backward pass ended: of a program without an optimizer these may be the step's gradients."""
-        if self.capturing() or not self._steps_by_hand():
-            return
-        parameters = trained(self.live_roots())
-        draft = self.session.draft
-        draft.own_norms = gradient_norm([parameter.grad for parameter in parameters])
-        if self._state_may_be_due():
-            started = time.thread_time()
-            draft.gradients = [(0, gradients_digest(parameters))]
-            self.session.charge("state", started)
-
-    # Programs without an optimizer
-
-    def _steps_by_hand(self) -> bool:
-        """Whether nothing but the parameters themselves tells where a step ends."""
-        if self.session.has_optimizers or self.session.paced or not self._roots:
-            return False
-        if self._records is None:
-            self._records = program_records()
-        return not self._records
+        """An outermost backward pass ended."""
+        if not self.capturing():
+            self._by_hand.backward_ends()
 
     def updated(self) -> None:
-        """The program goes on. Without an optimizer, a step ends where the parameters were updated meanwhile."""
-        session = self.session
-        parameters = self._updates.happened()
-        if parameters is None or session.has_optimizers or not session.draft.backwards:
-            return
-        session.held, session.draft = session.draft, Draft()
-        if parameters and session.state_due(session.closed + 1):
-            started = time.thread_time()
-            self._note_state(session.held, tensors_digest(parameters), tensors_digest([]))
-            session.charge("state", started)
-        self.close()
+        """The program goes on: one without an optimizer may have taken its step."""
+        self._by_hand.updated()
 
     def _root_gone(self, _reference: object, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """A model dies, which at the end of a program's function still has its parameters. At the interpreter's own end
@@ -231,7 +179,7 @@ class Observer:
         if self.capturing() or not parameters:
             return
         serials = self.optimizers.serials()
-        due = self._state_may_be_due()
+        due = self.state_may_be_due()
         if len(serials) == 1 and not due:
             self._clipped.update(serials)
             return
@@ -281,7 +229,7 @@ class Observer:
     def constructed(self, optimizer: Optimizer) -> None:
         serial = self.optimizers.serial(optimizer)
         if self.session.backwards:
-            self.optimizers.made_late(serial, trained(self.live_roots()))
+            self.optimizers.made_late(serial, trained(self.models.live()))
         self.session.has_optimizers = True
         self.session.show_start()
         for action in self.when_constructed:
@@ -302,9 +250,7 @@ class Observer:
         self._fresh = self._fresh or callable(closure)
         if not session.paced:
             self._settle(serial)
-        if self._environment_due:
-            self._environment_due = False
-            self._write_environment()
+        self.note_environment()
         session.show("optimizer")
         overflow = getattr(optimizer, "found_inf", None)
         if isinstance(overflow, Tensor):
@@ -384,7 +330,7 @@ class Observer:
         """Whether the only optimizer there is leaves parameters of the model alone that have a gradient: others may be
         made in this very step, as in programs that make one for each parameter that they meet."""
         own = {id(parameter) for parameter in parameters_of([optimizer])}
-        return any(p.grad is not None and id(p) not in own for p in trained(self.live_roots()) if p.requires_grad)
+        return any(p.grad is not None and id(p) not in own for p in trained(self.models.live()) if p.requires_grad)
 
     def close(self) -> None:
         """The held step is complete."""
@@ -397,7 +343,7 @@ class Observer:
     def _take_gradients(self, serial: int, optimizer: Optimizer) -> None:
         session = self.session
         before_clip = self._before_clip.pop(serial, None)
-        if self._state_may_be_due():
+        if self.state_may_be_due():
             session.draft.add_gradients(before_clip or self._gradients(optimizer), self.optimizers.place(serial))
         if serial in self._clipped:
             self._clipped.discard(serial)
@@ -411,7 +357,8 @@ class Observer:
         self.session.charge("state", started)
         return digest
 
-    def _state_may_be_due(self) -> bool:
+    def state_may_be_due(self) -> bool:
+        """Whether a state digest may be wanted of the step that is going on."""
         # While a step is held, what happens may still be a part of it.
         session = self.session
         return session.state_due(session.closed + 1) or (
@@ -424,25 +371,30 @@ class Observer:
         last = list(live.values()) if optimizer is None else [optimizer]
         known = [live[serial] for serial in self.optimizers.in_order(self.cycle.known) if serial in live]
         stepped = [live[s] for s in self.optimizers.in_order(self.cycle.stepped + self.cycle.tail) if s in live]
-        self._note_state(
+        self.note_state(
             held,
             tensors_digest(_each_once(known or last)),
             optimizer_digest(with_inner(stepped or known or last, live.values())),
         )
 
-    def _note_state(self, held: Draft, parameters: Digest, optimizer: Digest) -> None:
+    def note_state(self, held: Draft, parameters: Digest, optimizer: Digest) -> None:
+        """What the held step left behind."""
         held.end_state = {"parameters": parameters, "optimizer": optimizer}
-        buffers = buffers_digest(self.live_roots())
+        buffers = buffers_digest(self.models.live())
         if buffers is not None:
             held.end_state["buffers"] = buffers
         held.rng = self.session.streams.rolled_up()
 
-    def _write_environment(self) -> None:
+    def note_environment(self) -> None:
+        """Write what this process sees, before its first step changes the parameters."""
+        if not self._environment_due:
+            return
+        self._environment_due = False
         started = time.thread_time()
-        parameters = parameters_of(self.optimizers.live().values()) or trained(self.live_roots())
+        parameters = parameters_of(self.optimizers.live().values()) or trained(self.models.live())
         digest = tensors_digest(parameters)
         self.session.charge("state", started)
-        self.session.write_environment({"parameters": digest}, self.live_roots())
+        self.session.write_environment({"parameters": digest}, self.models.live())
 
     def capturing(self) -> bool:
         """Is a device graph being captured? What the recorder did then would become a part of the graph."""
@@ -450,9 +402,6 @@ class Observer:
             return False
         cuda: Any = torch.cuda
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
-
-    def live_roots(self) -> list[nn.Module]:
-        return [root for root in (reference() for reference in self._roots) if root is not None]
 
 
 def _unhooked(_tensors: object) -> AbstractContextManager[None]:

@@ -90,7 +90,7 @@ class Saves:
 
     def begun(self) -> bool:
         """Has training begun, or is it about to?"""
-        return self.session.has_optimizers or self.observer.has_roots()
+        return self.session.has_optimizers or bool(self.observer.models)
 
     def _append(self, line: dict[str, Any]) -> None:
         session = self.session

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from detrun.fingerprint.host import digest_tensors
-from detrun.recorder import observer, updates
+from detrun.recorder import by_hand as steps_by_hand
+from detrun.recorder import updates
 from tests.recorder import programs
 from tests.recorder.harness import run
 
@@ -50,7 +51,7 @@ def by_hand(update: Update, window: int = 1, cleared_first: bool = True) -> dict
 
 @pytest.fixture(autouse=True)
 def _no_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observer, "program_records", lambda: False)  # other tests' modules do
+    monkeypatch.setattr(steps_by_hand, "program_records", lambda: False)  # other tests' modules do
 
 
 @pytest.mark.parametrize("update", [in_place, through_data, replaced])

@@ -41,7 +41,7 @@ def install(tracer: Tracer, observer: Observer) -> None:
                 part.close()
         if on:
             _keep(tracer)
-            steps.open(observer.optimizers.live().values(), observer.live_roots())
+            steps.open(observer.optimizers.live().values(), observer.models.live())
         else:
             steps.close()
 

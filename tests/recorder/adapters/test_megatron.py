@@ -132,7 +132,9 @@ def test_scales_of_low_precision_are_found_by_module() -> None:
     inner = torch.nn.Linear(2, 2)
     inner.fp8_meta = {"scaling_fwd": Meta(), "recipe": "delayed"}
     known = SimpleNamespace(
-        adapter=SimpleNamespace(observer=SimpleNamespace(live_roots=lambda: [torch.nn.Sequential(inner)]))
+        adapter=SimpleNamespace(
+            observer=SimpleNamespace(models=SimpleNamespace(live=lambda: [torch.nn.Sequential(inner)]))
+        )
     )
     found = scales(known)  # type: ignore[arg-type]
     assert sorted(found) == ["0.scaling_fwd.amax_history", "0.scaling_fwd.scale"]

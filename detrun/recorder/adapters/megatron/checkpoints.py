@@ -53,7 +53,7 @@ def scales(known: Known) -> dict[str, Tensor]:
     """Scales and histories of the largest values that Transformer Engine's modules keep for delayed scaling, by module,
     `scaling_fwd` or `scaling_bwd`, and name."""
     found: dict[str, Tensor] = {}
-    for root in known.adapter.observer.live_roots():
+    for root in known.adapter.observer.models.live():
         for path, module in root.named_modules():
             meta = vars(module).get("fp8_meta")
             if not isinstance(meta, dict):

@@ -73,7 +73,7 @@ class Known:
         self._looked = True
         self.adapter.version(getattr(sys.modules.get("megatron.core"), "__version__", "unknown"))
         wanted = {name for first, names in BEHIND.items() if first in sys.modules for name in names}
-        for root in self.adapter.observer.live_roots():
+        for root in self.adapter.observer.models.live():
             config = getattr(root, "config", None)
             wanted |= {name for setting, name in CONFIGURED.items() if getattr(config, setting, None)}
         for name in sorted((wanted | set(ALWAYS)) - self.parts):

@@ -193,7 +193,7 @@ def _names(known: Known) -> Iterator[tuple[int, str]]:
 
 def _model_names(known: Known) -> Mapping[int, str]:
     names: dict[int, str] = {}
-    roots = known.adapter.observer.live_roots()
+    roots = known.adapter.observer.models.live()
     for number, root in enumerate(roots):
         for name, parameter in root.named_parameters(f"chunk{number}" if len(roots) > 1 else ""):
             names.setdefault(id(parameter), name)
