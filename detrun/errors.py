@@ -23,7 +23,7 @@ import this module, the recorder included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -38,6 +38,15 @@ class ExitCode(IntEnum):
     SKIPPED = 5
     BUG = 70
     INTERRUPTED = 130
+
+
+_WORST_FIRST = (1, 70, 4, 3, 2, 5, 0)
+
+
+def worst_of(codes: Iterable[int]) -> int:
+    """The one exit code of many: a divergence before anything else, then what kept others from being seen."""
+    order = {code: position for position, code in enumerate(_WORST_FIRST)}
+    return min(codes, key=lambda code: order.get(code, 1), default=int(ExitCode.OK))
 
 
 class DetrunError(Exception):

@@ -14,6 +14,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the words after `detrun`; None takes them from the process.
     """
     from detrun.cli.errors import guarded
+    from detrun.report.notify import take_from_environment
+
+    take_from_environment()
 
     def run() -> int:
         from detrun.cli.app import run

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from detrun.errors import ClusterError, ExitCode, RecipeError
+from detrun.errors import ExitCode
 
 if TYPE_CHECKING:
     from detrun.launch.cluster import Cluster
@@ -78,29 +78,16 @@ def open_archive(option: Path | None, of_recipe: Path | None = None) -> Archive:
 
 def choose_cluster(wanted: str) -> Cluster:
     """`auto` is Slurm where its commands answer, else this machine."""
-    from detrun.launch.local import LocalCluster
-    from detrun.launch.slurm import SlurmCluster, slurm_answers, slurm_installed
+    from detrun.experiments.clusters import choose_cluster
 
-    if wanted == "local":
-        return LocalCluster()
-    if slurm_answers():
-        return SlurmCluster()
-    if wanted == "slurm" and slurm_installed():
-        raise ClusterError("Slurm's controller does not answer", hint="scontrol ping; then give the command again")
-    if wanted == "slurm":
-        raise RecipeError(
-            "cluster: slurm, but Slurm's commands are not here",
-            hint="run detrun on a login node, or cluster: local",
-        )
-    return LocalCluster()
+    return choose_cluster(wanted)
 
 
 def cluster_of(experiment: ExperimentFile) -> Cluster:
     """The cluster an experiment was started on."""
-    from detrun.launch.local import LocalCluster
-    from detrun.launch.slurm import SlurmCluster
+    from detrun.experiments.clusters import cluster_of
 
-    return SlurmCluster() if experiment.cluster == "slurm" else LocalCluster()
+    return cluster_of(experiment)
 
 
 def follow_to_verdict(
@@ -175,9 +162,20 @@ def conclude(
         print_verdict(verdict, experiment, as_json, archive_option(folder))
     if unwritten:
         raise unwritten
+    for note in verdict.of_kind("pruned"):
+        say(note.what)
     if write:
+        list_on_page(folder)
         say(f"page: {folder.report_file}")
     return int(verdict.exit_code)
+
+
+def list_on_page(folder: ExperimentFolder) -> None:
+    """Brings the archive's index.html up to date, to which an experiment's page leads."""
+    from detrun.records.archive import Archive
+    from detrun.report.index_page import update_index_page
+
+    update_index_page(Archive(folder.path.parent))
 
 
 def arm_names(experiment: ExperimentFile) -> dict[str, str]:

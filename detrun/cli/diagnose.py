@@ -16,6 +16,7 @@ from detrun.cli.common import (
     StandaloneOption,
     archive_option,
     cluster_of,
+    list_on_page,
     open_archive,
     print_verdict,
     say,
@@ -108,16 +109,17 @@ def follow_diagnose(
 def show_diagnosis(folder: ExperimentFolder, verdict: Verdict, as_json: bool, standalone: bool) -> int:
     """Prints the verdict and makes its page anew. The exit code. A page that cannot be written costs no verdict."""
     from detrun.errors import ArchiveError
+    from detrun.experiments.write_verdict import write_page
     from detrun.records.jobs import ExperimentFile
-    from detrun.report.html import write_report
 
     experiment = ExperimentFile.read(folder.experiment_file)
     page = f"page: {folder.report_file}"
     try:
-        write_report(folder.report_file, verdict, experiment, standalone=standalone)
+        write_page(folder, experiment, verdict, standalone=standalone)
     except ArchiveError as error:
         page = f"warning: {error}"
     print_verdict(verdict, experiment, as_json, archive_option(folder))
+    list_on_page(folder)
     say(page)
     return int(verdict.exit_code)
 

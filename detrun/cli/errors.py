@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from detrun.errors import DetrunError, ExitCode
+from detrun.report.notify import without_secrets
 
 _crash_folder: list[Path] = []
 
@@ -70,7 +71,7 @@ def _say(text: str) -> None:
         for character in text
     )
     with suppress(OSError, ValueError):
-        print(shown, file=sys.stderr, flush=True)
+        print(without_secrets(shown), file=sys.stderr, flush=True)
 
 
 def _crash_hint(error: BaseException, argv: list[str]) -> str:
@@ -96,7 +97,7 @@ def _crash_file(error: BaseException, argv: list[str]) -> Path | None:
             # mkstemp: a new file that only this user reads, whatever lies in a shared temporary folder already.
             handle, name = tempfile.mkstemp(f"-{now:%Y%m%dT%H%M%S}.txt", "detrun-crash-", folder)
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+                file.write(without_secrets(text))
             return Path(name)
     return None
 

@@ -17,6 +17,7 @@ from detrun.cli.common import (
     archive_option,
     choose_cluster,
     cluster_of,
+    list_on_page,
     open_archive,
     print_verdict,
     say,
@@ -137,9 +138,9 @@ def conclude_localize(folder: ExperimentFolder, as_json: bool, standalone: bool,
     Raises NotVerifiedError where there is none yet. A page that cannot be written costs no verdict.
     """
     from detrun.errors import ArchiveError, NotVerifiedError, RecordError
+    from detrun.experiments.write_verdict import write_page
     from detrun.records.jobs import ExperimentFile
     from detrun.records.verdict import Verdict
-    from detrun.report.html import write_report
 
     if verdict is None and not folder.verdict_file.exists():
         raise NotVerifiedError(f"{folder.id} has no verdict yet", hint=f"detrun localize {to_find(folder)} takes it up")
@@ -149,10 +150,11 @@ def conclude_localize(folder: ExperimentFolder, as_json: bool, standalone: bool,
         raise RecordError(f"is no verdict on a {experiment.experiment}", where=str(folder.verdict_file))
     page = f"page: {folder.report_file}"
     try:
-        write_report(folder.report_file, verdict, experiment, standalone=standalone)
+        write_page(folder, experiment, verdict, standalone=standalone)
     except ArchiveError as error:
         page = f"warning: {error}"
     print_verdict(verdict, experiment, as_json, archive_option(folder))
+    list_on_page(folder)
     say(page)
     return int(verdict.exit_code)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,19 @@ from detrun.cli.common import (
     JsonOption,
     SetOption,
     StandaloneOption,
+    archive_option,
     choose_cluster,
     follow_to_verdict,
+    list_on_page,
     open_archive,
+    print_verdict,
     say,
     say_submitted,
 )
+
+if TYPE_CHECKING:
+    from detrun.records.archive import Archive
+    from detrun.records.layout import ExperimentFolder
 
 
 def pair(
@@ -33,6 +40,15 @@ def pair(
     resume: Annotated[
         bool, typer.Option("--resume", help="If the two are identical, go on with detrun resume-check.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="last-good|ID",
+            help="If the two are identical, hold them against an earlier pair: has anything changed?",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every batch script and environment; submit nothing.")
     ] = False,
@@ -52,6 +68,7 @@ def pair(
     store = open_archive(archive, loaded.archive)
     from detrun.cli.resume_check import run_resume_check
     from detrun.errors import UsageError
+    from detrun.experiments.against import check_baseline
     from detrun.experiments.checks import PairOptions
     from detrun.experiments.pair import start_pair
     from detrun.experiments.resume import ResumeOptions, check_resumable
@@ -61,6 +78,11 @@ def pair(
         if detach or dry_run:
             raise UsageError("--resume waits for the pair's verdict", hint="leave out --detach and --dry-run")
         check_resumable(loaded)
+    if against is not None:
+        if detach or dry_run or resume:
+            hint = "leave out --detach, --dry-run and --resume; detrun nightly does it all"
+            raise UsageError("--against waits for the pair's verdict", hint=hint)
+        check_baseline(store, against)
     if dry_run:
         from detrun.experiments.dry_run import dry_run_pair
 
@@ -74,10 +96,29 @@ def pair(
         say_submitted(folder)
         return 0
     experiment = ExperimentFile.read(folder.experiment_file)
-    code = follow_to_verdict(folder, experiment, cluster, as_json, standalone, more_follows=resume)
+    more = resume or against is not None
+    code = follow_to_verdict(folder, experiment, cluster, as_json, standalone, more_follows=more)
+    if against is not None:
+        if code == 0:
+            return _hold_against(store, folder, against, as_json, standalone)
+        say("it was not held against an earlier pair: it can only be where it is identical itself.")
     if not resume:
         return code
     if code != 0:
         say("resuming was not checked: it can only be where the pair is identical.")
         return code
     return run_resume_check(loaded, store, ResumeOptions(agreed=yes), as_json=as_json, standalone=standalone)
+
+
+def _hold_against(store: Archive, folder: ExperimentFolder, baseline: str, as_json: bool, standalone: bool) -> int:
+    """Prints what came of holding a pair against an earlier one. The exit code."""
+    from detrun.experiments.against import hold_against
+    from detrun.records.jobs import ExperimentFile
+    from detrun.records.layout import ExperimentFolder
+
+    verdict = hold_against(store, folder, baseline, standalone=standalone)
+    place = ExperimentFolder(store.root / verdict.id)
+    print_verdict(verdict, ExperimentFile.read(place.experiment_file), as_json, archive_option(place))
+    list_on_page(place)
+    say(f"page: {place.report_file}")
+    return int(verdict.exit_code)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from detrun.cli.common import (
     ArchiveOption,
@@ -21,18 +23,29 @@ if TYPE_CHECKING:
     from detrun.records.layout import ExperimentFolder
 
 
+OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+
+
 def report(
     experiment: IdArgument = "@latest",
     archive: ArchiveOption = None,
     standalone: StandaloneOption = False,
     as_json: JsonOption = False,
+    opened: OpenOption = False,
 ) -> int:
     """Judges an experiment's records again and writes its report. The exit code is the verdict's."""
+    folder = open_archive(archive).resolve(experiment)
+    code = _written(folder, standalone, as_json)
+    if opened:
+        _open(folder)
+    return code
+
+
+def _written(folder: ExperimentFolder, standalone: bool, as_json: bool) -> int:
     from detrun.cli.localize import conclude_localize
     from detrun.records.jobs import ExperimentFile
     from detrun.report.localize_words import LOCALIZE
 
-    folder = open_archive(archive).resolve(experiment)
     asked = ExperimentFile.read(folder.experiment_file)
     if asked.experiment == LOCALIZE:
         return conclude_localize(folder, as_json, standalone)
@@ -50,6 +63,16 @@ def report(
     if going:
         say(f"it still runs, so nothing was written; detrun attach {to_find(folder)} waits for the verdict")
     return code
+
+
+def _open(folder: ExperimentFolder) -> None:
+    """Opens the page; where no browser is to be had, says where it lies."""
+    from detrun.report.browser import open_page
+
+    if not folder.report_file.is_file():
+        say(f"there is no page yet: {folder.report_file}")
+    elif not open_page(folder.report_file):
+        say(f"no browser could be opened here; the page is a file that any browser shows: {folder.report_file}")
 
 
 def _is_going(folder: ExperimentFolder, asked: ExperimentFile) -> bool:

@@ -94,13 +94,17 @@ class Follower:
     def follow(self, show: Callable[[Sequence[ArmView]], None]) -> None:
         """Returns when no arm can change any more; `show` is called at every look."""
         while True:
-            if self.clock() >= self._next_poll:
-                self._poll()
-            views = self.views()
+            views = self.look()
             show(views)
             if all(view.state in FINAL for view in views):
                 return
             self.sleep(self.pace.look)
+
+    def look(self) -> list[ArmView]:
+        """Every arm as it stands now; the scheduler is asked where that is due."""
+        if self.clock() >= self._next_poll:
+            self._poll()
+        return self.views()
 
     def views(self) -> list[ArmView]:
         """Every arm as it stands on disk, completed by what the scheduler says: its first attempt that has not ended,

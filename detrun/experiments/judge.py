@@ -8,8 +8,8 @@ arms are in memory at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from detrun.compare.completeness import Asked, RankSurvey, survey_rank
@@ -25,6 +25,7 @@ from detrun.compare.environment import (
 from detrun.compare.evidence import ArmEvidence, CostTally, Evidence, PairEvidence
 from detrun.compare.resume import decide_resume
 from detrun.compare.streams import Gap, PairTally, compare_rank
+from detrun.errors import ArchiveError
 from detrun.experiments.arm_files import (
     asked_of,
     pinned_on_the_node,
@@ -34,6 +35,7 @@ from detrun.experiments.arm_files import (
     size_of,
     stage_of,
 )
+from detrun.experiments.judge_against import AGAINST, judge_against
 from detrun.experiments.judge_resume import gather_resume
 from detrun.experiments.judge_sources import (
     gather_by_source,
@@ -44,13 +46,14 @@ from detrun.experiments.judge_sources import (
 from detrun.experiments.judge_trace import judge_trace
 from detrun.experiments.slices import read_all, slices
 from detrun.experiments.surroundings import stamped
-from detrun.experiments.write_verdict import write_verdict
+from detrun.experiments.write_verdict import write_page, write_verdict
 from detrun.records.environment_reader import RankEnvironment
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import AttemptFolder, ExperimentFolder, path_of
 from detrun.records.metrics_line import LineReader
 from detrun.records.metrics_reader import RankMetrics, read_rank_metrics
-from detrun.records.verdict import Verdict
+from detrun.records.pruned import Pruned, in_words, read_pruned
+from detrun.records.verdict import Finding, Verdict
 
 
 def judge(
@@ -70,6 +73,8 @@ def judge(
     """
     place = ExperimentFolder(Path(folder))
     experiment = ExperimentFile.read(place.experiment_file)
+    if (pruned := read_pruned(place)) is not None and place.verdict_file.is_file():
+        return _as_it_was(place, experiment, pruned, write and report, standalone)
     experiment.pinned.update(pinned_on_the_node(place, experiment))
     recorded = source_of(experiment) == "recorder"
     if experiment.experiment == "resume-check":
@@ -78,6 +83,8 @@ def judge(
         )
         resumed.notes += second_sources(place, experiment)
         verdict = decide_resume(experiment, resumed)
+    elif experiment.experiment == AGAINST:
+        verdict = judge_against(place, experiment)
     elif experiment.experiment == "trace":
         verdict = judge_trace(place, experiment, gather(place, experiment, processes))
     else:
@@ -87,6 +94,24 @@ def judge(
     if write:
         return write_verdict(place, experiment, verdict, report=report, standalone=standalone)
     return stamped(place, experiment, verdict)
+
+
+def _as_it_was(
+    place: ExperimentFolder, experiment: ExperimentFile, pruned: Pruned, page: bool, standalone: bool
+) -> Verdict:
+    """The verdict of before its records were pruned; what is left of them would only look as if some went missing."""
+    verdict = Verdict.read(place.verdict_file)
+    what = f"{in_words(pruned)}: this is the verdict of before, and is not judged anew"
+    where = {"path": "pruned.json"}
+    note = Finding(kind="pruned", severity="info", where=where, what=what)
+    verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
+    if page:
+        try:
+            write_page(place, experiment, verdict, standalone=standalone)
+        except ArchiveError as error:
+            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
+            verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
+    return verdict
 
 
 @dataclass(slots=True)
@@ -113,23 +138,34 @@ class _Slice:
     initial: list[dict[str, InitialDifference]] = field(default_factory=list)
 
 
-def gather(place: ExperimentFolder, experiment: ExperimentFile, processes: int | None = None) -> Evidence:
-    """Reads everything about an experiment's arms that a verdict rests on."""
+def gather(
+    place: ExperimentFolder,
+    experiment: ExperimentFile,
+    processes: int | None = None,
+    homes: Mapping[str, tuple[ExperimentFolder, str]] | None = None,
+) -> Evidence:
+    """Reads everything about an experiment's arms that a verdict rests on.
+
+    homes: by arm, where its records lie if not here, and what the arm is called there.
+    """
     asked = asked_of(experiment)
     arms: list[ArmEvidence] = []
     attempts: list[AttemptFolder] = []
     contexts: list[ArmContext] = []
     templates = templates_of(experiment.recipe)
     for plan in experiment.arms:
-        existing = place.attempts(plan.id)
-        attempt = existing[-1] if existing else place.attempt(plan.id, 0)
-        arm = read_arm(place, plan, attempt, asked)
+        home, name = (homes or {}).get(plan.id, (place, plan.id))
+        existing = home.attempts(name)
+        attempt = existing[-1] if existing else home.attempt(name, 0)
+        arm = read_arm(home, plan, attempt, asked)
+        if name != plan.id:
+            arm.gaps = [replace(gap, arm=plan.id) for gap in arm.gaps]
         arms.append(arm)
-        attempts.append(attempt)
+        attempts.append(replace(attempt, arm=plan.id))
         contexts.append(
             ArmContext(
-                plan.id,
-                path_of(experiment.id),
+                name,
+                path_of(home.id if homes else experiment.id),
                 attempt.number,
                 tuple(arm.job.jobs) if arm.job else (),
                 tuple(plan.declared.args),

@@ -33,6 +33,7 @@ from detrun.records.archive import Archive
 from detrun.records.files import read_object, read_plain
 from detrun.records.jobs import ExperimentFile, JobFile, Reference
 from detrun.records.layout import AttemptFolder, ExperimentFolder
+from detrun.records.pruned import read_pruned
 from detrun.records.verdict import Verdict
 
 KINDS = ("pair", "resume-check")
@@ -82,7 +83,7 @@ def find_reference(archive: Archive, loaded: LoadedRecipe, cluster: str, segment
                 continue
             verdict = Verdict.read(folder.verdict_file).verdict
             attempt = folder.attempt("a", 0)
-            if verdict != "identical" or not attempt.path.is_dir():
+            if verdict != "identical" or not attempt.path.is_dir() or read_pruned(folder) is not None:
                 continue
             _hold_against(experiment, attempt, folder, loaded, cluster, segment)
         except (RecordError, _Differs) as differs:

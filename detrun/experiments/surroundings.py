@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from detrun.errors import RecordError
 from detrun.fingerprint.byte_digest import digest_bytes
 from detrun.records.environment_reader import read_environment
 from detrun.records.files import one_line
-from detrun.records.jobs import ExperimentFile, JobFile
+from detrun.records.jobs import ExperimentFile, JobFile, Reference
 from detrun.records.layout import ExperimentFolder
 from detrun.records.verdict import Surroundings, Verdict
 
@@ -34,8 +36,8 @@ def stamped(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdic
 
 def surroundings(place: ExperimentFolder, experiment: ExperimentFile) -> Surroundings:
     """What the experiment's first arm ran on, as its first rank saw it."""
-    reference = experiment.reference
-    home = ExperimentFolder(Path(reference.path)) if reference else place
+    reference = _elsewhere(experiment)
+    home = home_of(place, reference) if reference else place
     arm = reference.arm if reference else experiment.arms[0].id
     attempts = home.attempts(arm)
     document: dict[str, Any] = {}
@@ -67,6 +69,22 @@ def surroundings(place: ExperimentFolder, experiment: ExperimentFile) -> Surroun
         packages=_packages(document.get("packages")),
         nodes=nodes,
     )
+
+
+def home_of(place: ExperimentFolder, told: Reference) -> ExperimentFolder:
+    """The folder of an experiment: beside this one, where an archive was moved, else where it lay."""
+    beside = ExperimentFolder(place.path.parent / Path(told.path).name)
+    return beside if beside.experiment_file.is_file() else ExperimentFolder(Path(told.path))
+
+
+def _elsewhere(experiment: ExperimentFile) -> Reference | None:
+    """The arm in another folder that is meant: what is held against an earlier night, else what is used again."""
+    if "candidate" in experiment.options:
+        try:
+            return Reference.model_validate(experiment.options["candidate"])
+        except ValidationError:
+            return None
+    return experiment.reference
 
 
 def _part(document: dict[str, Any], key: str, inner: str) -> Any:

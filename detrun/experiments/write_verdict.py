@@ -24,12 +24,21 @@ def write_verdict(
     """
     verdict = stamped(place, experiment, verdict)
     if report:
-        from detrun.report.html import write_report
-
         try:
-            write_report(place.report_file, verdict, experiment, standalone=standalone)
+            write_page(place, experiment, verdict, standalone=standalone)
         except ArchiveError as error:
             note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
             verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
     verdict.write(place.verdict_file)
     return verdict
+
+
+def write_page(
+    place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict, *, standalone: bool = False
+) -> None:
+    """Writes report.html alone, with what the records still show. Raises ArchiveError where that fails."""
+    from detrun.experiments.report_data import gather_series
+    from detrun.report.html import write_report
+
+    series = gather_series(place, experiment, verdict)
+    write_report(place.report_file, verdict, experiment, series, standalone=standalone)

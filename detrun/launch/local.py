@@ -6,13 +6,13 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from detrun.errors import ClusterError
 from detrun.launch.cluster import JobRequest, JobStatus, SubmittedJob
 from detrun.launch.submit import submit
+from detrun.records.processes import boot_id, describe_process
 
 CANCEL_GRACE = 20.0
 
@@ -51,19 +51,6 @@ class LocalCluster:
                 process.kill()
 
 
-def describe_process(pid: int) -> dict[str, str]:
-    """What makes a process unmistakable, as its number may be used again: the machine, its boot, the start in it.
-
-    Not a time of day: that moves with the clock.
-    """
-    ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    return {"host": socket.gethostname(), "boot": _boot(), "start": ticks}
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def _status(job: SubmittedJob) -> JobStatus:
     if elsewhere := _elsewhere(job):
         # No process of that number here says nothing about the job.
@@ -75,7 +62,7 @@ def _elsewhere(job: SubmittedJob) -> str | None:
     """The machine of a job that does not run on this one; the same name with another boot is a restart."""
     detail = job.detail or {}
     host = detail.get("host")
-    return host if detail.get("boot") != _boot() and host not in (None, socket.gethostname()) else None
+    return host if detail.get("boot") != boot_id() and host not in (None, socket.gethostname()) else None
 
 
 def _process(job: SubmittedJob) -> psutil.Process | None:

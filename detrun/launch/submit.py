@@ -124,7 +124,7 @@ def main(request_path: str) -> int:
 def _detail(kind: str, job_id: str) -> dict[str, str]:
     if kind == "slurm":
         return {}
-    from detrun.launch.local import describe_process
+    from detrun.records.processes import describe_process
 
     return describe_process(int(job_id))
 

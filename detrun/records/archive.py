@@ -58,7 +58,7 @@ class Archive:
         moment = (now or datetime.now(timezone.utc)).astimezone(timezone.utc)
         stem = f"{_file_name(name)}-{_file_name(kind)}-{moment:%Y%m%dT%H%M%S}"
         try:
-            self._make_root()
+            self.make_root()
             for _ in range(1000):
                 folder = self.root / f"{stem}-{secrets.token_hex(2)}"
                 try:
@@ -133,7 +133,8 @@ class Archive:
             hint=f"did you mean {close[0]}?" if close else f"the latest is {experiments[-1].id}",
         )
 
-    def _make_root(self) -> None:
+    def make_root(self) -> None:
+        """Makes the archive's own folder where it is not there yet. Raises OSError."""
         try:
             self.root.mkdir(parents=True)
         except FileExistsError:

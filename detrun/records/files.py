@@ -131,6 +131,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def one_line(text: str, limit: int = 160) -> str:
     """Foreign text as one printable line of at most `limit` characters; control characters are escaped."""
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if cut.isprintable():
+        return cut
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from detrun.records.index import Entry
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
 from detrun.report import diagnose_screen, localize_words, resume_words, words
@@ -18,8 +19,10 @@ def head(verdict: Verdict) -> str:
     return _HEADS[verdict.verdict]
 
 
-def word(verdict: Verdict) -> str:
+def word(verdict: Verdict | Entry) -> str:
     """The verdict in a list of experiments. What traces or diagnoses answers another question: it is done, or not."""
+    if verdict.verdict is None:
+        return "no verdict yet" if verdict.state == "unfinished" else verdict.what
     if verdict.verdict != "not-verified":
         if verdict.experiment == localize_words.TRACE:
             return "traced"

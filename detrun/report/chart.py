@@ -1,70 +1,65 @@
-"""The chart of a report: each metric's distance in ULP over the steps, as a figure of plotly's JSON form.
+"""What all charts share: figures of plotly's JSON form, arrays packed as plotly reads them, and plotly's own script.
 
-The figure is plain data and plotly's script is copied as a file: plotly's Python side is not imported, which would
+Figures are plain data and plotly's script is copied as a file: plotly's Python side is not imported, which would
 cost more than the whole comparison.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from detrun.errors import ArchiveError
-from detrun.records.files import write_atomically
-from detrun.records.metrics_line import stem_of
-from detrun.records.verdict import Verdict
+from detrun.records.files import one_line, write_atomically
 
-MAX_LINES = 12
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
-DASHES = ("solid", "dash", "dot")
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Figure = dict[str, Any]
+"""`{"data": [...], "layout": {...}}`."""
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""Lines are told apart by more than color."""
+
+COLORS = ("#3b7dd8", "#d9731f", "#2b9a66", "#b8519c", "#8f7a1d", "#6a67ce", "#c2454a", "#2a97a3", "#7a7a7a")
+"""Of arms, and of metrics; each is seen on white and on black."""
+
+GRID = "rgba(128,128,128,.25)"
+MAX_LABEL = 60
 
 
-def figure(verdict: Verdict) -> dict[str, Any] | None:
-    """`{"data": …, "layout": …}` of the pair that parts first; None where no metric differs by a distance."""
-    first = verdict.first_divergence
-    if first is None:
-        return None
-    found = [
-        finding
-        for finding in verdict.of_kind("metric")
-        if finding.where.get("arms") == first.arms and finding.evidence.get("ulp_by_step")
-    ]
-    if not found:
-        return None
-    data = []
-    for number, finding in enumerate(found[:MAX_LINES]):
-        points = finding.evidence["ulp_by_step"]
-        metric = str(finding.where.get("metric"))
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                # plotly reads markup in names; a metric may be called anything.
-                "name": html.escape(metric[:60]),
-                # What was computed from another metric, often in a wider dtype, waits in the legend.
-                "visible": True if stem_of(metric) == metric else "legendonly",
-                "x": [point[0] for point in points],
-                # Far apart, ULPs exceed what a script's numbers hold exactly; for the eye a float will do.
-                "y": [float(point[1]) for point in points],
-                # Told apart by more than color.
-                "marker": {"size": 6, "symbol": SYMBOLS[number % len(SYMBOLS)]},
-                "line": {"dash": DASHES[number % len(DASHES)]},
-            }
-        )
-    axis = {"gridcolor": "rgba(128,128,128,.25)", "zeroline": False}
-    layout = {
-        "margin": {"l": 60, "r": 10, "t": 10, "b": 40},
+def label(text: object, limit: int = MAX_LABEL) -> str:
+    """Foreign text in a figure: plotly reads markup in names, and a metric may be called anything."""
+    return html.escape(one_line(str(text), limit), quote=False)  # it would show &quot; as it stands
+
+
+def packed(array: NDArray[Any]) -> dict[str, Any]:
+    """An array as plotly reads it, in a third of the room that its decimals would take."""
+    kind = array.dtype.newbyteorder("<")
+    code = f"{kind.kind}{kind.itemsize}"
+    return {"dtype": code, "bdata": base64.b64encode(array.astype(kind).tobytes()).decode()}
+
+
+def layout(x: str, y: str, **more: Any) -> dict[str, Any]:
+    """A layout on a clear ground; colors of text and lines are set where the page is shown, by its scheme."""
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True}
+    made: dict[str, Any] = {
+        "margin": {"l": 56, "r": 12, "t": 12, "b": 44},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": "#888"},
-        "legend": {"orientation": "h", "y": -0.2},
-        "xaxis": {**axis, "title": {"text": "step"}, "rangemode": "tozero"},
-        "yaxis": {**axis, "title": {"text": "ULP"}, "type": "log", "exponentformat": "power"},
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "itemclick": "toggle"},
+        "xaxis": {**axis, "title": {"text": x}},
+        "yaxis": {**axis, "title": {"text": y}},
+        "hoverlabel": {"namelength": -1},
     }
-    return {"data": data, "layout": layout}
+    for key, value in more.items():
+        made[key] = {**made[key], **value} if isinstance(made.get(key), dict) else value
+    return made
 
 
 def plotly_script() -> tuple[str, Path]:

@@ -15,7 +15,16 @@ from rich.text import Text
 from detrun.records.files import one_line, printable
 from detrun.records.jobs import ExperimentFile
 from detrun.records.verdict import Verdict
-from detrun.report import diagnose_screen, localize_screen, localize_words, resume_words, state_table, timeline, words
+from detrun.report import (
+    against_words,
+    diagnose_screen,
+    localize_screen,
+    localize_words,
+    resume_words,
+    state_table,
+    timeline,
+    words,
+)
 from detrun.report.answer import head, sentence
 from detrun.report.wrapping import wrapped
 
@@ -215,6 +224,9 @@ def _next(verdict: Verdict, experiment: ExperimentFile, commands: Collection[str
         if mend := localize_words.fix(verdict):
             yield Text(_clean(mend))
         yield Text(_clean(localize_words.next_step(verdict, experiment, id)))
+        return
+    if verdict.experiment == against_words.EXPERIMENT:
+        yield Text(_clean(against_words.next_step(verdict, id)))
         return
     if verdict.verdict == "identical":
         yield Text(f"detrun report {id}")

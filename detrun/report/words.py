@@ -12,6 +12,7 @@ from detrun.compare.folding import ranks_in_words
 from detrun.records.jobs import ExperimentFile
 from detrun.records.metrics_line import DERIVED, stem_of
 from detrun.records.verdict import Finding, Verdict
+from detrun.report import against_words
 
 _STATE_WORDS = {"optimizer": "optimizer state", "RNG": "RNG streams", "batch": "batches"}
 
@@ -39,6 +40,8 @@ def sentence(verdict: Verdict, experiment: ExperimentFile) -> str:
         return _identical(verdict, experiment)
     if verdict.verdict == "diverged":
         return _diverged(verdict, experiment)
+    if unasked := against_words.unasked(verdict):
+        return unasked
     jobs = verdict.of_kind("job")
     if jobs:
         arms = listed([f"arm {finding.where.get('arm')}" for finding in jobs])
@@ -261,6 +264,8 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     """Short facts that a reader of a verdict has to know: what was pinned, where it ran, whether settings agree."""
     pinned = ", ".join(f"{name}={value}" for name, value in experiment.pinned.items())
     facts = [f"pinned by detrun: {pinned or 'nothing'}"]
+    if verdict.experiment == against_words.EXPERIMENT:
+        facts = against_words.context(verdict)
     facts += [finding.what for finding in verdict.of_kind("same-nodes", "different-nodes", "devices")]
     differing = [f for f in verdict.of_kind("environment") if f.severity != "info"]
     informing = [f for f in verdict.of_kind("environment") if f.severity == "info"]
@@ -274,7 +279,7 @@ def context(verdict: Verdict, experiment: ExperimentFile) -> list[str]:
     elif informing:
         number = len({name for finding in informing for name in finding.evidence.get("settings", ())})
         facts.append(f"environments: equal but for {plural(number, 'setting')} of unknown effect")
-    elif not verdict.of_kind("nothing-compared", "one-arm"):
+    elif not verdict.of_kind("nothing-compared", "one-arm", "changed", "baseline", "settings", "reference"):
         facts.append("environments: equal")
     coverage = next(iter(verdict.of_kind("coverage")), None)
     if coverage and coverage.evidence.get("ignored"):

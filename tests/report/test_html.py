@@ -7,12 +7,13 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from detrun.errors import ArchiveError
 from detrun.experiments.judge import judge
-from detrun.report.chart import figure
+from detrun.report.chart_lines import from_verdict
 from detrun.report.html import render_html, write_report
 from tests.records_factory import MadeExperiment, flip_metric, flip_state, make_experiment
 
@@ -45,6 +46,15 @@ class Tags(HTMLParser):
             self.text += data
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """What the page's script draws."""
+    found = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', page, re.S)
+    assert found
+    document = json.loads(found[1])
+    assert isinstance(document, dict)
+    return document
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> MadeExperiment:
     made = make_experiment(tmp_path, metrics=("loss", EVIL), required=())
@@ -58,7 +68,8 @@ def test_the_page_says_what_the_screen_says_and_loads_nothing_from_elsewhere(mad
     page = made.folder.report_file.read_text(encoding="utf-8")
     tags = Tags(page)
     assert "DIVERGED at step 2, rank 0, first seen in the gradients; in a metric at step 3" in tags.text
-    (script,) = tags.links
+    index, script = tags.links
+    assert index == "../index.html"
     assert re.fullmatch(r"\.\./assets/plotly-[0-9.]+\.min\.js", script)
     assert (made.folder.path / script).resolve().is_file()
     assert "http" not in page.replace("http-equiv", "")
@@ -84,6 +95,14 @@ def test_every_foreign_text_is_escaped(made: MadeExperiment) -> None:
     assert Tags(page).tags["pre"] == 1
 
 
+def test_figures_hold_no_markup_of_the_program(made: MadeExperiment) -> None:
+    judge(made.folder)
+    data = data_of(made.folder.report_file.read_text(encoding="utf-8"))
+    names = [trace["name"] for part in ("values", "distance") for trace in data[part]["data"] if "name" in trace]
+    assert html.escape(EVIL) in names
+    assert not any("<" in name for name in [*names, *data["metrics"]])
+
+
 def test_plotly_is_saved_once_an_archive(tmp_path: Path) -> None:
     for _ in range(2):
         made = make_experiment(tmp_path)
@@ -95,11 +114,37 @@ def test_plotly_is_saved_once_an_archive(tmp_path: Path) -> None:
 
 def test_a_page_without_a_chart_needs_no_script(tmp_path: Path) -> None:
     made = make_experiment(tmp_path)
+    for arm in "ab":
+        for rank in range(made.file.ranks):
+            made.metrics_path(arm, rank).unlink()
     judge(made.folder)
     page = made.folder.report_file.read_text(encoding="utf-8")
     assert "<script" not in page
-    assert "IDENTICAL" in page
+    assert "NOT VERIFIED" in page
     assert not (tmp_path / "assets").exists()
+
+
+def test_an_identical_pair_shows_its_metrics_and_no_distances(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path)
+    judge(made.folder)
+    page = made.folder.report_file.read_text(encoding="utf-8")
+    assert "IDENTICAL" in page
+    assert "No metric differs in any bit." in page
+    data = data_of(page)
+    assert data["metrics"] == ["loss", "lm_loss", "load_balancing_loss", "mtp_loss", "grad_norm"]
+    assert len(data["values"]["data"]) == 2 * 5
+    assert data["distance"] is None
+    assert data["map"] is None
+
+
+def test_an_experiment_that_another_one_ran_finds_the_archive_and_its_parent(made: MadeExperiment) -> None:
+    place = made.folder.path / "passes" / "1-pair" / "report.html"
+    write_report(place, judge(made.folder, write=False), made.file)
+    index, parent, script = Tags(place.read_text(encoding="utf-8")).links
+    assert (place.parent / index).resolve() == made.folder.path.parent.resolve() / "index.html"
+    assert (place.parent / parent).resolve() == made.folder.report_file.resolve()
+    assert (place.parent / script).resolve().is_file()
+    assert (made.folder.path.parent / "assets").is_dir()
 
 
 def test_a_standalone_page_carries_its_script(made: MadeExperiment, tmp_path: Path) -> None:
@@ -110,8 +155,10 @@ def test_a_standalone_page_carries_its_script(made: MadeExperiment, tmp_path: Pa
     assert Tags(page).links == []
 
 
-def test_the_chart_holds_the_worst_ulp_of_each_step(made: MadeExperiment) -> None:
-    chart = figure(judge(made.folder, write=False))
+def test_without_records_the_verdict_still_gives_the_worst_ulp_of_each_step(made: MadeExperiment) -> None:
+    verdict = judge(made.folder, write=False)
+    assert "Metrics over steps" not in render_html(verdict, made.file, plotly_link="x.js")
+    chart = from_verdict(verdict)
     assert chart is not None
     assert [trace["x"] for trace in chart["data"]] == [[3, 4, 5, 6]]
     assert chart["data"][0]["y"] == [1.0] * 4
