@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.compare_scale import RESULTS, Peak, metrics_file
 from detrun.experiments.judge import judge
-from detrun.experiments.report_data import gather_series
+from detrun.experiments.page import gather_series
 from detrun.report.html import write_report
 from tests.records_factory import Made, MadeExperiment, make_experiment
 

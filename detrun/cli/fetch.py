@@ -31,8 +31,8 @@ def fetch(
     Exit code 0: they are here. 2: there is no such experiment. 4: the machine cannot be reached or refuses.
     """
     from detrun.experiments.remote import bring
-    from detrun.experiments.remote_connection import Remote
-    from detrun.experiments.remote_files import Landing, Place, find_place, place_of
+    from detrun.experiments.remote.connection import Remote
+    from detrun.experiments.remote.files import Landing, Place, find_place, place_of
     from detrun.records.archive import Archive
 
     here, screen = Archive.find(), Output()

@@ -78,7 +78,7 @@ def nightly(
     4: a job could not be submitted, failed or was lost. 5: another night is being run. 70: a bug of detrun. 130:
     interrupted, the jobs go on.
     """
-    from detrun.experiments.night_run import NightlyOptions
+    from detrun.experiments.nightly.run import NightlyOptions
     from detrun.report.notify import Notifier
 
     options = NightlyOptions(
@@ -86,7 +86,7 @@ def nightly(
     )
     store = open_archive(archive)
     if print_crontab or print_scrontab:
-        from detrun.experiments.nightly_entry import cron_entry
+        from detrun.experiments.nightly.entry import cron_entry
 
         entry = cron_entry(recipes, store, options, at, slurm=print_scrontab)
         sys.stdout.write(entry.text)

@@ -30,7 +30,7 @@ def prune(
     """
     from detrun.errors import ArchiveError
     from detrun.experiments.prune import PruneRules, apply_prune, plan_prune
-    from detrun.experiments.prune_words import document, lines
+    from detrun.experiments.prune.words import document, lines
     from detrun.records.layout import ExperimentFolder
 
     store = open_archive(archive)

@@ -18,7 +18,7 @@ from detrun.errors import UsageError
 
 if TYPE_CHECKING:
     from detrun.experiments.remote import Job
-    from detrun.experiments.remote_connection import Login
+    from detrun.experiments.remote.connection import Login
     from detrun.launch.ssh.tree import Tree
     from detrun.records.archive import Archive
 
@@ -64,7 +64,7 @@ def make_login(
     """How to get to the machine that was named. UsageError where that makes no sense."""
     if host is None:
         raise UsageError("--ssh, --remote-python and --ask-password go with --host", hint="detrun --host HOST …")
-    from detrun.experiments.remote_connection import Login
+    from detrun.experiments.remote.connection import Login
     from detrun.launch.ssh.address import parse_address
 
     if ssh not in (None, *WAYS):
@@ -131,8 +131,8 @@ def run_remotely(login: Login, name: str, command: Any, words: Sequence[str], co
         )
     command.make_context(name, list(words), parent=context)  # what is wrong with the words is said before connecting
     from detrun.experiments.remote import run_there
-    from detrun.experiments.remote_connection import Remote
-    from detrun.experiments.remote_files import Landing
+    from detrun.experiments.remote.connection import Remote
+    from detrun.experiments.remote.files import Landing
     from detrun.records.archive import Archive
 
     taken = take_apart(command, words)
@@ -161,7 +161,7 @@ def run_remotely(login: Login, name: str, command: Any, words: Sequence[str], co
 def _job(login: Login, name: str, words: Words, archive: Archive) -> Job:
     """The command as the other machine gets it: with the code it needs, and with its own paths for it."""
     from detrun.experiments.remote import Job
-    from detrun.experiments.remote_files import find_place
+    from detrun.experiments.remote.files import find_place
 
     takes = REMOTE[name]
     given = words.values.get("--archive", ())

@@ -37,7 +37,7 @@ def write_page(
     place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict, *, standalone: bool = False
 ) -> None:
     """Writes report.html alone, with what the records still show. Raises ArchiveError where that fails."""
-    from detrun.experiments.report_data import gather_series
+    from detrun.experiments.page import gather_series
     from detrun.report.html import write_report
 
     series = gather_series(place, experiment, verdict)

@@ -10,7 +10,7 @@ from detrun.cli.app import COMMANDS, _load
 from detrun.cli.remote import REMOTE, _job, make_login, take_apart
 from detrun.errors import RecipeError, UsageError
 from detrun.experiments.remote import Job
-from detrun.experiments.remote_files import Landing
+from detrun.experiments.remote.files import Landing
 from detrun.records.archive import Archive
 from tests.running import write_recipe
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from detrun.experiments import doctor_here as here
-from detrun.experiments.doctor import DoctorOptions, Watched
-from detrun.experiments.doctor_facts import check_facts
-from detrun.experiments.doctor_nodes import check_machine, check_network, check_program, check_shared
+from detrun.experiments.doctor import DoctorOptions, Watched, here
+from detrun.experiments.doctor.facts import check_facts
+from detrun.experiments.doctor.nodes import check_machine, check_network, check_program, check_shared
 from detrun.launch.cluster import JobStatus
 from detrun.launch.probe_job import Ping, Probe
 from detrun.launch.probe_signals import COMMANDS, Fact

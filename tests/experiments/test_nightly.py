@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from detrun.errors import SkippedError, SubmissionError, UsageError
-from detrun.experiments import night_checks, night_localize, nightly
-from detrun.experiments.night_run import LockLost, NightlyOptions
-from detrun.experiments.nightly import NightResult, run_nightly
+from detrun.experiments import nightly
+from detrun.experiments.nightly import NightResult, checks, localize, run_nightly
+from detrun.experiments.nightly.run import LockLost, NightlyOptions
 from detrun.records.archive import Archive
 from detrun.records.jobs import ExperimentFile, Reference
 from detrun.records.layout import ExperimentFolder
@@ -50,11 +50,11 @@ class World:
         self.starts: list[str] = []
         self.said: list[str] = []
         self.after_start: Callable[[str], None] = lambda _: None
-        monkeypatch.setattr(night_checks, "start_pair", self._start("pair"))
-        monkeypatch.setattr(night_checks, "start_resume", self._start("resume-check"))
-        monkeypatch.setattr(night_localize, "run_localize", self._localize)
-        monkeypatch.setattr(night_checks, "never_submitted", lambda _: False)
-        monkeypatch.setattr(night_checks, "no_job_written", lambda _: False)
+        monkeypatch.setattr(checks, "start_pair", self._start("pair"))
+        monkeypatch.setattr(checks, "start_resume", self._start("resume-check"))
+        monkeypatch.setattr(localize, "run_localize", self._localize)
+        monkeypatch.setattr(checks, "never_submitted", lambda _: False)
+        monkeypatch.setattr(checks, "no_job_written", lambda _: False)
         monkeypatch.setattr(nightly, "slurm_answers", lambda: False)
 
     def recipe(self, name: str, **keys: Any) -> Path:
@@ -276,7 +276,7 @@ def test_killed_between_verdict_and_note_nothing_is_judged_twice(world: World, m
     assert night is not None
     night.items[0].state, night.items[0].verdict, night.told, night.finished = "running", None, [], None
     night.write(night_file(world.archive, "n1"))
-    monkeypatch.setattr(night_checks, "judge", lambda _: pytest.fail("judged again"))
+    monkeypatch.setattr(checks, "judge", lambda _: pytest.fail("judged again"))
     assert outcome(world.night())["a pair"] == ("done", "identical", 0)
     assert world.starts == ["a pair"]
 
@@ -288,7 +288,7 @@ def test_an_experiment_none_of_whose_jobs_went_in_is_begun_anew(world: World, mo
         world.night()
     world.after_start = lambda _: None
     seen: list[str] = []
-    monkeypatch.setattr(night_checks, "no_job_written", lambda folder: not seen and not seen.append(folder.id))
+    monkeypatch.setattr(checks, "no_job_written", lambda folder: not seen and not seen.append(folder.id))
     world.night()
     assert world.starts == ["a pair", "a pair"] and len(world.archive.list()) == 1
 

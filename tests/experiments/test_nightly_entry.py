@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from detrun.errors import UsageError
-from detrun.experiments.night_run import NightlyOptions
-from detrun.experiments.nightly_entry import cron_entry, entry_environment
+from detrun.experiments.nightly.entry import cron_entry, entry_environment
+from detrun.experiments.nightly.run import NightlyOptions
 from detrun.records.archive import Archive
 from detrun.report import notify
 from tests.running import write_recipe

@@ -16,8 +16,8 @@ import pytest
 
 from detrun.cli import main
 from detrun.errors import AmbiguousExperimentError, ClusterError
-from detrun.experiments import remote_connection
-from detrun.experiments.remote_files import Landing, find_place
+from detrun.experiments.remote import connection
+from detrun.experiments.remote.files import Landing, find_place
 from detrun.records.archive import Archive
 from tests.running import DETRUN, write_recipe
 from tests.ssh_server import Line, Sshd, running_sshd
@@ -56,7 +56,7 @@ def line(server: Sshd, here: Path) -> Iterator[Line]:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_connection, "PAUSES", (0.2, 0.2))
+    monkeypatch.setattr(connection, "PAUSES", (0.2, 0.2))
 
 
 def uploads(server: Sshd) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from detrun.experiments.remote_connection import Login, Remote
+from detrun.experiments.remote.connection import Login, Remote
 from detrun.launch.ssh.address import parse_address
 from detrun.launch.ssh.client import Client, CutError, RefusedError
 from detrun.launch.ssh.openssh_client import OpenSshClient

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import detrun
 from detrun.errors import UsageError
-from detrun.experiments.night_run import NightlyOptions, recipe_files
+from detrun.experiments.nightly.run import NightlyOptions, recipe_files
 from detrun.records.archive import Archive
 from detrun.records.nights import nights_dir
 from detrun.report.notify import FILE, URLS, VARIABLES, notify_file

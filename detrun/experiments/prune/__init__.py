@@ -16,7 +16,7 @@ from pathlib import Path
 from detrun.errors import ArchiveError, RecordError
 from detrun.experiments.against import last_good
 from detrun.experiments.judge_against import AGAINST
-from detrun.experiments.remove import Folder, Size, open_experiment
+from detrun.experiments.prune.remove import Folder, Size, open_experiment
 from detrun.records.archive import Archive
 from detrun.records.index import Entry, read_index
 from detrun.records.jobs import FINAL_STATES, ExperimentFile, JobFile

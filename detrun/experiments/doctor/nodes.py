@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from detrun.experiments.doctor_here import seconds
+from detrun.experiments.doctor.here import seconds
 from detrun.launch.preflight import human
 from detrun.launch.probe import EXCLUSIVE_TRIES
 from detrun.launch.probe_job import Ping, Probe

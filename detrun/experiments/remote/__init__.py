@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from detrun.errors import ClusterError, DetrunError, ExitCode, UsageError
-from detrun.experiments.remote_connection import Conversation, Remote, Screen
-from detrun.experiments.remote_files import Landing
+from detrun.experiments.remote.connection import Conversation, Remote, Screen
+from detrun.experiments.remote.files import Landing
 from detrun.launch.preflight import human
 from detrun.launch.ssh.client import CutError
 from detrun.launch.ssh.far_files import ID

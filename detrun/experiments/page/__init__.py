@@ -19,7 +19,7 @@ from detrun.compare.streams import Stream as Compared
 from detrun.errors import RecordError
 from detrun.experiments.arm_files import asked_of
 from detrun.experiments.judge_sources import source_of
-from detrun.experiments.report_runs import RunFolder, records_of, runs_of
+from detrun.experiments.page.runs import RunFolder, records_of, runs_of
 from detrun.experiments.source_files import AttemptStreams, read_written
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import ExperimentFolder
@@ -72,7 +72,7 @@ class Part:
 
 def gather_series(place: ExperimentFolder, experiment: ExperimentFile, verdict: Verdict) -> Series | None:
     """What the report of this verdict draws; None where the experiment left nothing to be drawn."""
-    from detrun.experiments.report_series import built
+    from detrun.experiments.page.series import built
 
     try:
         found = records_of(place, experiment, verdict)
@@ -206,7 +206,7 @@ def _keep(
 ) -> None:
     import numpy as np
 
-    from detrun.experiments.report_series import decoded
+    from detrun.experiments.page.series import decoded
 
     points = part.points[index]
     for name, (at, values) in found.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from detrun.experiments.doctor_here import leading_number, seconds
+from detrun.experiments.doctor.here import leading_number, seconds
 from detrun.launch.probe_signals import Fact
 from detrun.report.doctor_screen import Check
 

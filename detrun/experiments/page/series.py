@@ -28,7 +28,7 @@ from detrun.report.series import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from detrun.experiments.report_data import Difference, Part, Points
+    from detrun.experiments.page import Difference, Part, Points
 
 MAX_COLUMNS = 2000
 """Wider than any screen."""

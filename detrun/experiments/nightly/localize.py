@@ -5,7 +5,7 @@ from __future__ import annotations
 from detrun.errors import DetrunError, UserError
 from detrun.experiments.clusters import cluster_of
 from detrun.experiments.localize import PASSES, LocalizeOptions, run_localize
-from detrun.experiments.night_run import LockLost, NightRun, node_hours
+from detrun.experiments.nightly.run import LockLost, NightRun, node_hours
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import ExperimentFolder
 from detrun.records.nights import OPEN, Item

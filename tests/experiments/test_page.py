@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detrun.experiments import report_data, report_series
+from detrun.experiments import page
 from detrun.experiments.judge import judge
-from detrun.experiments.report_data import gather_series, sample
-from detrun.experiments.report_series import decoded
+from detrun.experiments.page import gather_series, sample
+from detrun.experiments.page import series as binning
+from detrun.experiments.page.series import decoded
 from detrun.records.jobs import ArmPlan, Interruption, JobFile, Reference, ResumedFrom
 from detrun.report.series import NOT_RECORDED, NOT_RUN, Series, Values
 from tests.records_factory import Line, MadeExperiment, flip_metric, flip_state, make_experiment
@@ -109,7 +110,7 @@ def test_nothing_at_all_is_no_series(tmp_path: Path) -> None:
 
 
 def test_of_many_steps_a_column_holds_the_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_series, "MAX_COLUMNS", 50)
+    monkeypatch.setattr(binning, "MAX_COLUMNS", 50)
     made = make_experiment(tmp_path, ranks=2, steps=120)
     made.edit("b", 1, 50, set_metric("loss", "0x42c80000", 100.0))
     series = series_of(made)
@@ -127,7 +128,7 @@ def test_of_many_steps_a_column_holds_the_extremes(tmp_path: Path, monkeypatch: 
 
 
 def test_of_many_ranks_those_are_read_that_the_verdict_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_data, "MAX_RANKS", 8)
+    monkeypatch.setattr(page, "MAX_RANKS", 8)
     made = make_experiment(tmp_path, ranks=40)
     made.edit("b", 29, 4, flip_metric("loss"))
     series = series_of(made)
@@ -139,9 +140,9 @@ def test_of_many_ranks_those_are_read_that_the_verdict_names(tmp_path: Path, mon
 
 def test_bytes_bound_the_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_experiment(tmp_path, ranks=32)
-    runs, _ = report_data.runs_of(made.folder, made.file, judge(made.folder, write=False))
+    runs, _ = page.runs_of(made.folder, made.file, judge(made.folder, write=False))
     size = made.metrics_path("a", 0).stat().st_size
-    monkeypatch.setattr(report_data, "MAX_BYTES", 2 * 16 * size)
+    monkeypatch.setattr(page, "MAX_BYTES", 2 * 16 * size)
     assert len(sample(32, [5], runs)) == 16
     assert 5 in sample(32, [5, 99, -1], runs)
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from detrun.errors import DetrunError, SkippedError, worst_of
 from detrun.experiments.against import LAST_GOOD
-from detrun.experiments.night_checks import Steps, follow_recipe, plan_items
-from detrun.experiments.night_localize import localize_all, plan_localizations
-from detrun.experiments.night_run import CONCURRENT, NightlyOptions, NightRun, recipe_files
+from detrun.experiments.nightly.checks import Steps, follow_recipe, plan_items
+from detrun.experiments.nightly.localize import localize_all, plan_localizations
+from detrun.experiments.nightly.run import CONCURRENT, NightlyOptions, NightRun, recipe_files
 from detrun.launch.slurm import slurm_answers
 from detrun.records.archive import Archive
 from detrun.records.jobs import ExperimentFile

@@ -16,7 +16,7 @@ from detrun.experiments.checks import PairOptions
 from detrun.experiments.clusters import choose_cluster, cluster_of
 from detrun.experiments.follow import FINAL, Follower, Pace
 from detrun.experiments.judge import judge
-from detrun.experiments.night_run import LockLost, NightlyOptions, NightRun, never_submitted, no_job_written
+from detrun.experiments.nightly.run import LockLost, NightlyOptions, NightRun, never_submitted, no_job_written
 from detrun.experiments.pair import start_pair
 from detrun.experiments.resume import ResumeOptions, check_resumable, start_resume
 from detrun.recipe import LoadedRecipe, load_recipe

@@ -17,8 +17,8 @@ from typing import Any
 
 from detrun.errors import DetrunError, SubmissionError
 from detrun.experiments.checks import PairOptions, plan_pair
-from detrun.experiments.doctor_facts import check_facts
-from detrun.experiments.doctor_here import (
+from detrun.experiments.doctor.facts import check_facts
+from detrun.experiments.doctor.here import (
     ask,
     check_accounting,
     check_archive,
@@ -32,7 +32,7 @@ from detrun.experiments.doctor_here import (
     read_settings,
     seconds,
 )
-from detrun.experiments.doctor_nodes import NOT_SHARED, check_machine, check_network, check_program, check_shared
+from detrun.experiments.doctor.nodes import NOT_SHARED, check_machine, check_network, check_program, check_shared
 from detrun.launch.command import interpreter_of
 from detrun.launch.preflight import trainer_path
 from detrun.launch.probe_job import LOOK_PATIENCE, Probe, ProbeJob, look_here, ping, probe_folder, read_answers
