@@ -16,32 +16,12 @@ from pathlib import Path
 
 import pytest
 
-# Debian keeps sshd where a plain user's PATH does not lead.
-PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+from tests.packages import PATH, ensure_program
 
 
 def ensure_sshd() -> str:
-    """The path of sshd, which sudo-less machines of developers may lack; CI installs it."""
-    found = shutil.which("sshd", path=PATH)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        policy = Path("/usr/sbin/policy-rc.d")  # 101 means "do not start services"
-        ours = not policy.exists()
-        if ours:
-            policy.write_text("#!/bin/sh\nexit 101\n")
-            policy.chmod(0o755)
-        try:
-            env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-            for words in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "openssh-server"]):
-                subprocess.run(["apt-get", *words], env=env, capture_output=True, check=False)
-        finally:
-            if ours:
-                policy.unlink(missing_ok=True)
-        found = shutil.which("sshd", path=PATH)
-    if found is None:
-        if "CI" in os.environ:
-            pytest.fail("sshd cannot be installed here", pytrace=False)
-        pytest.skip("no sshd here, and it cannot be installed")
-    return found
+    """The path of sshd."""
+    return ensure_program(["sshd"], "openssh-server")
 
 
 def free_port() -> int:

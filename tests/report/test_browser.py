@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from detrun.experiments.judge import judge
 from detrun.report.html import write_report
+from tests.packages import ensure_program
 from tests.records_factory import MadeExperiment, flip_metric, flip_state, make_experiment
 from tests.report import localize_scenes, resume_scenes
 
@@ -23,24 +22,10 @@ EVIL = "<script>document.title='owned'</script>"
 WORSE = "</script><img src=x onerror=\"document.title='owned'\"> %{x} <b>bold</b>"
 
 
-def find_chromium() -> str | None:
-    return next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-    )
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium: that of this machine, which is installed where it may be."""
-    found = find_chromium()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]):
-            subprocess.run(command, capture_output=True, timeout=600, check=False)
-        found = find_chromium()
-    if found is None:
-        if "CI" in os.environ:
-            pytest.fail("no Chromium here, and it could not be installed", pytrace=False)
-        pytest.skip("no Chromium here")
+    """Headless Chromium."""
+    found = ensure_program(["chromium", "chromium-browser", "google-chrome"], "chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
