@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,6 +13,7 @@ import pytest
 from detrun.cli import main
 from detrun.cli.app import COMMANDS
 from detrun.report.manpage import escape
+from tests.packages import ensure_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "detrun.1"
 
@@ -74,10 +74,10 @@ def test_text_is_never_read_as_roff(text: str, roff: str) -> None:
     assert escape(text) == roff
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here")
 def test_groff_warns_of_nothing() -> None:
+    groff = ensure_program(["groff"], "groff-base")
     done = subprocess.run(
-        ["groff", "-man", "-Tutf8", "-ww", "-K", "utf8", str(PAGE)], capture_output=True, text=True, timeout=60
+        [groff, "-man", "-Tutf8", "-ww", "-K", "utf8", str(PAGE)], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(".\b", "", done.stdout)  # bold is a character over itself
