@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from detrun.errors import ArchiveError
+from detrun.errors import DetrunError
 from detrun.experiments.surroundings import stamped
+from detrun.records.files import one_line
 from detrun.records.jobs import ExperimentFile
 from detrun.records.layout import ExperimentFolder
 from detrun.records.verdict import Finding, Verdict
@@ -26,8 +27,9 @@ def write_verdict(
     if report:
         try:
             write_page(place, experiment, verdict, standalone=standalone)
-        except ArchiveError as error:
-            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=str(error))
+        except Exception as error:  # noqa: BLE001 - a bug in drawing must not cost a verdict
+            what = str(error) if isinstance(error, DetrunError) else f"the page: {type(error).__name__}: {error}"
+            note = Finding(kind="report", severity="warning", where={"path": "report.html"}, what=one_line(what, 500))
             verdict = verdict.model_copy(update={"findings": [*verdict.findings, note]})
     verdict.write(place.verdict_file)
     return verdict

@@ -15,6 +15,7 @@ from detrun.experiments.page import gather_series, sample
 from detrun.experiments.page import series as binning
 from detrun.experiments.page.series import decoded
 from detrun.records.jobs import ArmPlan, Interruption, JobFile, Reference, ResumedFrom
+from detrun.records.verdict import Verdict
 from detrun.report.series import NOT_RECORDED, NOT_RUN, Series, Values
 from tests.records_factory import Line, MadeExperiment, flip_metric, flip_state, make_experiment
 
@@ -241,3 +242,17 @@ def test_an_arm_held_against_an_earlier_nights_is_drawn_from_both_experiments(tm
 def test_bits_of_every_dtype_become_their_number(dtype: str, bits: str, value: float) -> None:
     assert decoded([(bits, dtype)] * 2).tolist() == [value, value]
     assert decoded([(bits, dtype), ("0x3f800000", "float32")]).tolist() == [value, 1.0]
+
+
+def test_a_page_that_cannot_be_drawn_does_not_cost_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_experiment(tmp_path, ranks=1, steps=2)
+    made.edit("b", 0, 2, flip_metric("loss"))
+
+    def broken(*_: object) -> Series:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(page, "gather_series", broken)
+    assert judge(made.folder).verdict == "diverged"
+    written = Verdict.read(made.folder.verdict_file)
+    (note,) = written.of_kind("report")
+    assert (note.severity, note.what) == ("warning", "the page: ZeroDivisionError: a bug")
