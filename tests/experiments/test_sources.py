@@ -146,11 +146,20 @@ def test_a_resume_is_judged_by_each_attempts_own_readings(tmp_path: Path, kind: 
     path = recipe(tmp_path, SOURCES[kind], "--write", kind, *SLOWLY, **keys)
     ran = run("resume-check", path)
     assert ran.code == 0, ran.explain()
-    attempts = ran.verdict["arms"][1]["attempts"]
-    assert attempts[0]["last_step"] >= 5 and attempts[1]["first_step"] == 4 and attempts[1]["last_step"] == 10
+    resumed = where_it_went_on(ran)
+    assert resumed["last_step"] == 10
     ran = run("resume-check", path, "--set", f"launch.args={json.dumps(['--write', kind, *SLOWLY, '--forget'])}")
     assert ran.code == 1, ran.explain()
-    assert ran.verdict["first_divergence"]["step"] == 4
+    assert ran.verdict["first_divergence"]["step"] == where_it_went_on(ran)["first_step"]
+
+
+def where_it_went_on(ran: Any) -> dict[str, Any]:
+    """The resumed attempt. Readings tell late where the program is, so that the kill at step 5 may come later, and then
+    hit a save."""
+    killed, resumed = ran.verdict["arms"][1]["attempts"]
+    assert 5 <= killed["last_step"] < 10
+    assert resumed["first_step"] - 1 in range(SAVES["save_every"], killed["last_step"] + 1, SAVES["save_every"])
+    return resumed
 
 
 def test_a_resume_by_decimals_is_not_verified_and_says_how_far_it_agrees(tmp_path: Path) -> None:

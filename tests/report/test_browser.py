@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from detrun.experiments.judge import judge
 from detrun.report.html import write_report
-from tests.packages import ensure_program
 from tests.records_factory import MadeExperiment, flip_metric, flip_state, make_experiment
 from tests.report import localize_scenes, resume_scenes
 
@@ -20,16 +19,6 @@ pytestmark = pytest.mark.slow
 
 EVIL = "<script>document.title='owned'</script>"
 WORSE = "</script><img src=x onerror=\"document.title='owned'\"> %{x} <b>bold</b>"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium."""
-    found = ensure_program(["chromium", "chromium-browser", "google-chrome"], "chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from detrun.report.history_page import render_history
 from detrun.report.history_screen import document, lines, render
 from detrun.report.index_page import render_index, update_index_page
 from tests.history_factory import Nights, seven_nights
-from tests.report.test_browser import browser  # noqa: F401  (a fixture)
 
 EVIL = "</script><img src=x onerror=document.title='owned'>"
 GOLDEN = Path(__file__).parent / "golden"
@@ -123,7 +122,7 @@ def test_an_archive_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:  # noqa: F811
+def page(browser: Browser) -> Iterator[Page]:
     said: list[str] = []
     context = browser.new_context(offline=True, viewport={"width": 390, "height": 844}, color_scheme="dark")
     page = context.new_page()
