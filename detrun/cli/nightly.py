@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from detrun.cli.common import ArchiveOption, open_archive, say
-from detrun.errors import ExitCode, UsageError
+from detrun.errors import ExitCode, UsageError, worst_of
 
 
 def nightly(
@@ -110,14 +110,19 @@ def nightly(
     except KeyboardInterrupt:
         say("Jobs go on. The same command takes the night up.")
         return ExitCode.INTERRUPTED
+    code = result.exit_code
     if junit is not None:
-        shutil.copyfile(junit_file(store, result.night.night), junit)
+        try:
+            shutil.copyfile(junit_file(store, result.night.night), junit)
+        except OSError as error:  # the night's answer comes all the same
+            say(f"error: --junit {junit}: {error.strerror or error}")
+            code = worst_of([code, ExitCode.USER])
     if as_json:
         json.dump(result.document(), sys.stdout, indent=1)
         sys.stdout.write("\n")
     elif result.news or not quiet:
         sys.stdout.write(f"{result.summary}\n")
-    return result.exit_code
+    return code
 
 
 def _kinds(text: str | None) -> tuple[Any, ...]:

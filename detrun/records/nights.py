@@ -34,8 +34,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 class Item(BaseModel):
     """One question of a night. recipe: its name; path: its file, absolute. of: the experiment that is localized, or
-    held against the baseline. what: the answer in one line, or what went wrong, or why it was left out. node_hours:
-    what its arms took."""
+    held against the baseline. what: the answer in one line, or what went wrong, or why it was left out. baseline:
+    against what an `against` is held. node_hours: what its arms took."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
@@ -50,6 +50,7 @@ class Item(BaseModel):
     culprit: str | None = None
     what: str | None = None
     of: str | None = None
+    baseline: str | None = None
     seconds: float | None = None
     node_hours: float | None = None
 

@@ -170,6 +170,7 @@ def _plan(run: NightRun, paths: Sequence[str]) -> None:
             if item.kind not in asked and night.item(path, item.kind) is None:
                 night.items.append(item)
                 night.finished = None
+                night.told = [each for each in night.told if each != path]  # whom it concerns has not heard of this
         night.wanted[path] = list(dict.fromkeys([*night.wanted.get(path, []), *run.options.kinds]))
     run.save()
 

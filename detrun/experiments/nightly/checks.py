@@ -42,13 +42,14 @@ def plan_items(path: str, options: NightlyOptions, baseline: str | None = None) 
     try:
         loaded = load_for_night(path)
         name = loaded.recipe.name
-        if "resume-check" in kinds and not _can_resume(loaded):
+        if "resume-check" in kinds and "pair" in kinds and not _can_resume(loaded):
             kinds.remove("resume-check")
         if "against" in kinds and baseline not in (None, name):
             kinds.remove("against")
     except DetrunError:
         name, kinds = Path(path).stem, kinds[:1]
-    return [Item(recipe=name, path=path, kind=kind) for kind in kinds]
+    held = options.against
+    return [Item(recipe=name, path=path, kind=kind, baseline=held if kind == "against" else None) for kind in kinds]
 
 
 def _can_resume(loaded: LoadedRecipe) -> bool:
@@ -107,6 +108,7 @@ def _check(run: NightRun, item: Item, start: Callable[[], ExperimentFolder]) -> 
         for last in (False, True):
             folder = run.folder_of(item)
             if folder is not None and not folder.verdict_file.exists() and no_job_written(folder):
+                run.check()
                 _discard(item, folder)
                 folder = None
             if folder is None:
@@ -121,10 +123,10 @@ def _check(run: NightRun, item: Item, start: Callable[[], ExperimentFolder]) -> 
                 verdict = Verdict.read(folder.verdict_file)
             else:
                 yield from _wait(folder)
+                run.check()
                 if not last and never_submitted(folder):
                     _discard(item, folder)
                     continue
-                run.check()
                 verdict = judge(folder.path)
             run.settle(item, folder, verdict)
             return
@@ -154,11 +156,13 @@ def hold(run: NightRun, item: Item, pair: Item | None) -> None:
     """The pair's first arm against that of a good night."""
     from detrun.experiments.against import hold_against
 
-    baseline = run.options.against
+    baseline = item.baseline or run.options.against
     if pair is None or pair.experiment is None or pair.verdict is None:
         run.leave_out(item, "not held against anything: the pair left no verdict", ExitCode.NOT_VERIFIED)
         return
-    assert baseline is not None
+    if baseline is None:
+        run.leave_out(item, "not held against anything: nothing says against what", ExitCode.NOT_VERIFIED)
+        return
     try:
         run.check()
         item.of = pair.experiment

@@ -203,7 +203,11 @@ def recipe_files(given: Sequence[Path]) -> list[str]:
     found: list[Path] = []
     for path in given:
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith("."))
+            try:
+                listed = sorted(path.iterdir())
+            except OSError as error:
+                raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+            inside = [p for p in listed if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")]
             if not inside:
                 raise UsageError(f"{path} holds no recipe", hint="a recipe's name ends in .yaml or .yml")
             found += inside
