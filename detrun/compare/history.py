@@ -325,7 +325,9 @@ def _flaky(entries: Sequence[Entry]) -> tuple[Literal["same-nodes", "other-nodes
         n, diverged = _trials(entry)
         if n:
             key = (entry.experiment, _key(entry.environment))
-            seen.setdefault(key, []).append((tuple(entry.environment.get("nodes") or ()), n, diverged))
+            nodes = entry.environment.get("nodes")
+            names = tuple(str(each) for each in nodes) if isinstance(nodes, list) else ()
+            seen.setdefault(key, []).append((names, n, diverged))
     other: tuple[str, ...] | None = None
     for trials in seen.values():
         n, diverged = sum(each[1] for each in trials), sum(each[2] for each in trials)

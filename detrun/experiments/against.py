@@ -124,12 +124,17 @@ def last_good(entries: list[Entry], id: str | None, recipe: str) -> list[Entry]:
     bad = {entry.night for entry in mine if entry.verdict == "diverged"}
     moved = {entry.candidate for entry in mine if entry.experiment == AGAINST and entry.verdict == "diverged"}
     flaky = {entry.night for entry in mine if entry.experiment != AGAINST and entry.verdict == "diverged"}
+    # Behind a change that nobody accepted, a pair counts only if it was held against something and found the same:
+    # that it repeats itself says nothing of the change.
+    held = {entry.candidate for entry in mine if entry.experiment == AGAINST and entry.verdict == "identical"}
+    unseen = {entry.id for entry in mine if any(each.id in moved for each in mine[: mine.index(entry)])} - held
     return [
         entry
         for entry in reversed(earlier)
         if entry.experiment == "pair"
         and entry.verdict == "identical"
         and entry.id not in moved
+        and entry.id not in unseen
         and entry.night not in (flaky if own is not None and entry.night == own.night else bad)
     ]
 

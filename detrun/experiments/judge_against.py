@@ -23,7 +23,13 @@ AGAINST = "against"
 
 MAY_CHANGE = (
     *("packages.*", "cpu.*", "devices.*", "driver", "python.version", "python.executable", "recorder.version"),
-    *("torch.version*", "env.clear.*_VERSION", "env.clear.NVIDIA_*", "env.clear.LD_LIBRARY_PATH"),
+    *(
+        "torch.version*",
+        "env.clear.CUDA_VERSION",
+        "env.clear.NVIDIA_REQUIRE_*",
+        "env.clear.NVIDIA_DRIVER_*",
+        "env.clear.LD_LIBRARY_PATH",
+    ),
 )
 """Paths of an environment file that a night may change: what the training runs on, not how it was asked to run."""
 

@@ -54,7 +54,7 @@ def read_index(archive: Archive) -> list[Entry]:
         if age is None:
             continue
         entry = _read(archive.root, name, age)
-        kept.put(name, source, age, entry)
+        kept.put(name, None if entry.state == "unreadable" else source, age, entry)
         found.append((*age, name, entry))
     kept.write(archive.root, {name for *_, name, _ in found})
     found.sort(key=lambda each: each[:3])

@@ -173,6 +173,11 @@ def test_last_good_is_never_from_a_night_that_diverged(tmp_path: Path) -> None:
     tonight = nights.add("2026-11-27", "hybrid-cpu", "identical")
     entries = read_index(nights.archive)
     assert [entry.id for entry in last_good(entries, tonight, "hybrid-cpu")] == [good]
+    # Tonight's pair repeats itself, which says nothing of the change: only once it was held and found the same.
+    assert [entry.id for entry in last_good(entries, None, "hybrid-cpu")] == [good]
+    about = {"reference": {"experiment": changed, "arm": "a"}, "candidate": {"experiment": tonight, "arm": "a"}}
+    nights.add("2026-11-27", "hybrid-cpu", "identical", kind="against", extra=about)
+    entries = read_index(nights.archive)
     assert [entry.id for entry in last_good(entries, None, "hybrid-cpu")] == [tonight, good]
     assert last_good(entries, good, "hybrid-cpu") == []
 
