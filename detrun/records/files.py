@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import tempfile
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,17 @@ def write_atomically(path: Path, content: bytes) -> None:
             where=str(path),
             hint="is the disk full, or the archive read-only? --archive DIR names another one",
         ) from None
+
+
+def read_moment(text: Any) -> datetime | None:
+    """A time of ISO 8601 in UTC; one without a zone is taken to be in UTC. None for what is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
 
 
 def one_line(text: str, limit: int = 160) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from detrun.errors import ArchiveError, RecordError
 from detrun.records.archive import Archive
-from detrun.records.files import check_version, one_line, parse_object, read_plain
+from detrun.records.files import check_version, one_line, parse_object, read_moment, read_plain
 from detrun.records.index_cache import IndexCache, Source
 from detrun.records.index_entry import Entry, State
 from detrun.records.jobs import SCHEMA_VERSION
@@ -142,7 +142,7 @@ def _read(root: Path, name: str, age: tuple[str, int]) -> Entry:
         if error.what == "is missing":
             return _without_verdict(folder, age, "unfinished", "no verdict yet")
         return _without_verdict(folder, age, "unreadable", one_line(f"verdict.json {error.what}", MAX_WHAT))
-    created = _moment(short.created) or _moment_of(age)
+    created = read_moment(short.created) or _moment_of(age)
     culprit = short.culprit
     pairs, diverged = short.figures.get("pairs"), short.figures.get("pairs_diverged")
     return Entry(
@@ -194,7 +194,7 @@ def _without_verdict(folder: ExperimentFolder, age: tuple[str, int], state: Stat
         asked = document.get("recipe")
         if isinstance(asked, dict) and isinstance(asked.get("name"), str) and asked["name"]:
             recipe = one_line(asked["name"], 200)
-        created = _moment(document.get("created")) or created
+        created = read_moment(document.get("created")) or created
         if isinstance(document.get("labels"), dict):
             labels = {str(key): str(value) for key, value in document["labels"].items()}
     except RecordError:
@@ -236,17 +236,6 @@ def _count(figure: _Figure) -> int:
 
 def _night(labels: Mapping[str, str], created: datetime) -> str:
     return one_line(labels.get("night") or f"{created:%Y-%m-%d}", 80)
-
-
-def _moment(text: Any) -> datetime | None:
-    """A time of ISO 8601 in UTC; one without a zone is taken to be in UTC."""
-    if not isinstance(text, str):
-        return None
-    try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _moment_of(age: tuple[str, int]) -> datetime:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from detrun.errors import RecordError, UsageError
 from detrun.records.archive import Archive
+from detrun.records.files import read_moment
 from detrun.records.jobs import Document
 
 LABEL = "night"
@@ -88,11 +89,8 @@ class Night(Document):
     @property
     def age(self) -> timedelta:
         """Since it was begun."""
-        try:
-            created = datetime.fromisoformat(self.created)
-        except ValueError:
-            return timedelta.max
-        return datetime.now(timezone.utc) - (created if created.tzinfo else created.replace(tzinfo=timezone.utc))
+        created = read_moment(self.created)
+        return timedelta.max if created is None else datetime.now(timezone.utc) - created
 
 
 def now() -> str:

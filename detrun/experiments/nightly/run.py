@@ -13,7 +13,7 @@ from pathlib import Path
 from detrun.errors import DetrunError, InternalError, RecordError, SkippedError
 from detrun.launch.submitted import read_submitted
 from detrun.records.archive import Archive
-from detrun.records.files import one_line
+from detrun.records.files import one_line, read_moment
 from detrun.records.jobs import ExperimentFile, JobFile
 from detrun.records.layout import ExperimentFolder
 from detrun.records.lock import Lock
@@ -180,7 +180,7 @@ def node_hours(folder: ExperimentFolder) -> float:
             job = JobFile.read(path)
         except RecordError:
             continue
-        begin, end = _moment(job.started), _moment(job.ended)
+        begin, end = read_moment(job.started), read_moment(job.ended)
         if begin and end and end > begin:
             total += (end - begin).total_seconds() / 3600 * max(1, len(job.nodes))
     return round(total, 6)
@@ -214,11 +214,3 @@ def recipe_files(given: Sequence[Path]) -> list[str]:
         else:
             found.append(path)
     return list(dict.fromkeys(str(path.absolute()) for path in found))
-
-
-def _moment(text: str | None) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

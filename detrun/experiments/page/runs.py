@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,7 +14,7 @@ from detrun.errors import RecordError
 from detrun.experiments.surroundings import home_of
 from detrun.launch.resumption import read_saves
 from detrun.records.environment_reader import read_environment
-from detrun.records.files import one_line
+from detrun.records.files import one_line, read_moment
 from detrun.records.jobs import ArmPlan, ExperimentFile, JobFile, Reference
 from detrun.records.layout import AttemptFolder, ExperimentFolder, path_of
 from detrun.records.verdict import Verdict
@@ -113,17 +112,8 @@ def _saves(folder: AttemptFolder, shift: int) -> tuple[int, ...]:
 
 
 def _seconds(job: JobFile | None) -> float | None:
-    if job is None or job.started is None or job.ended is None:
-        return None
-    try:
-        spent = datetime.fromisoformat(_iso(job.ended)) - datetime.fromisoformat(_iso(job.started))
-        return max(0.0, spent.total_seconds())
-    except (ValueError, TypeError):
-        return None
-
-
-def _iso(time: str) -> str:
-    return time.replace("Z", "+00:00")
+    begin, end = (read_moment(job.started), read_moment(job.ended)) if job else (None, None)
+    return max(0.0, (end - begin).total_seconds()) if begin and end else None
 
 
 def _facts(folder: AttemptFolder, job: JobFile | None) -> dict[str, str]:
